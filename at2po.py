@@ -486,9 +486,11 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    All are (B, T), and position t speaks of token t. response_mask: what the policy sampled. turn_ids: -1
-    elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
-    response_mask = training.check_shapes(logprobs, advantages, response_mask)
+    All are (B, T), and position t speaks of token t. logprobs: in float32; old_logprobs, advantages: without
+    gradient. response_mask: what the policy sampled, of any dtype. turn_ids: its turns, numbered from 0 in
+    each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
+    response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
+                                       advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
     # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio. log s_k is detached; adding
@@ -500,7 +502,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    per_sequence = (-objective * response_mask).sum(1) / response_mask.sum(1).clamp(min=1)     # (B,)
+    per_sequence = torch.where(response_mask, -objective, 0.0).sum(1)              # (B,)
+    per_sequence = per_sequence / response_mask.sum(1).clamp(min=1)
     loss = per_sequence.sum() / (num_sequences or len(logprobs))
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
@@ -694,7 +697,7 @@ def resolve(cfg):
 AGENT = Agent(
     "at2po",
     answer,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question, cfg.prompt_form),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
     around=AROUND,
     system=SYSTEM_PROMPT,

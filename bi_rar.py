@@ -696,7 +696,7 @@ def resolve(cfg):
 
 AGENT = Agent(
     "bi_rar", play,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.max_observation),
     around=("\n\n<information>", "</information>\n\n"),
     request=PROMPT,

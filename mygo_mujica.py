@@ -1,6 +1,6 @@
 """Mujica-MyGO: Reinforcing QA Agents with Minimalist Policy Gradient Optimization (arXiv 2505.17086).
 
-Mujica is one model in two roles. The planner splits a question into sub-questions, a layer of a directed
+Mujica is one model in two roles. The planner splits a question into sub-questions, one layer of a directed
 acyclic graph at a time, and reads only one sentence for each; a worker answers one sub-question from the
 passages it retrieves, or from the triples of one entity. The sub-questions of a layer run in parallel. MyGO
 trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
@@ -19,8 +19,8 @@ made. The graph is never written down: the calls of one planner turn are one lay
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world, five minutes: few-shot (there: as it is made),
-                                           warm-up, MyGO, in text; --envs kg the same in the graph
+    python mygo_mujica.py                  embedded world, five minutes: few-shot (there the untrained tiny
+                                           policy), warm-up, MyGO, in text; --envs kg the same in the graph
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
@@ -48,27 +48,16 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import (
-    chat,
-    checkpoint,
-    data,
-    distributed,
-    flags,
-    guards,
-    kg,
-    metrics,
-    rollout,
-    splits,
-    training,
-)
+from common import chat, checkpoint, data, distributed, flags, guards, kg, metrics, rollout, splits, training
 from common import model as models
-from common.files import console, plain, say, warn
+from common.agent import Agent
+from common.files import say, warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, collect, make_engine, program, show_turn, stages, timed
+from common.run import Run, make_engine, program, stages
 
 # ---------------------------------------------------------------- config
 
@@ -88,12 +77,12 @@ class Config(flags.PassageFlags):
     graph: str = ""
 
     # ---- agent
-    top_k: int = 5                  # passages a worker reads
-    max_triples: int = 20           # triples a worker reads
+    top_k: int = 5                  # passages per sub-question
+    max_triples: int = 20           # triples per sub-question
     max_words: int = 200            # words of a passage or triple, of at most 20 characters each
     max_rounds: int = 6             # planner turns
-    max_parallel: int = 8           # sub-questions a turn
-    max_turn: int = 512             # tokens sampled a turn
+    max_parallel: int = 8           # sub-questions per turn
+    max_turn: int = 512             # tokens sampled per turn
     max_prompt: int = 4096          # tokens of the first prompt
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
@@ -110,13 +99,13 @@ class Config(flags.PassageFlags):
     data: str = "hotpotqa"
     limit: int = 20000              # training questions, drawn at random; 0 = all | D.3
     steps: int = 20                 # iterations; 20,000 questions in all | D.3
-    questions_per_step: int = 1000  # questions an iteration | D.3
-    keep: int = 3                   # m, trajectories kept a question | D.3
-    max_attempts: int = 16          # attempts a question | D.3
+    questions_per_step: int = 1000  # questions per iteration | D.3
+    keep: int = 3                   # m, trajectories to learn from per question | D.3
+    max_attempts: int = 16          # attempts per question | D.3
     threshold: float = .5           # K before the first iteration; MyGO only raises it
     offline_threshold: float = .8   # K of offline MyGO
-    group_size: int = 5             # attempts a question of STaR, RAFT and GRPO
-    mini_batch: int = 32            # planner trajectories an update, their workers with them
+    group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
+    mini_batch: int = 32            # planner trajectories per update, their workers with them
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
     grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
@@ -140,7 +129,7 @@ def first_prompt(tokenizer, env, role, request, few_shot):
     table = "kg" if env == "kg" else "text"
     messages = [("system", SYSTEM[table, role])]
     if few_shot and not chat.is_tiny(tokenizer):  # (the world's tiny policy has no words for examples)
-        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])
+        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])  # in turn
     return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
 
@@ -193,9 +182,9 @@ def without_thoughts(text):
 
 def last_inside(tag, text):
     """What the last <tag>…</tag> holds, on one line; None where there is none."""
-    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    if found:
-        return " ".join(found[-1].split())
+    insides = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    if insides:
+        return " ".join(insides[-1].split())
 
 
 def parse_plan(text, env, max_parallel):
@@ -226,7 +215,7 @@ def parse_plan(text, env, max_parallel):
 
 def calls_of_text(text):
     """([(None, question)] of <search> tags, how many tags made none)"""
-    questions = [" ".join(found.split()) for found in SEARCH.findall(text)]
+    questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
     calls = [(None, question) for question in questions if question]
     tags = max(text.count("<search>"), text.count("</search>"))
     return calls, tags - len(calls)
@@ -235,14 +224,14 @@ def calls_of_text(text):
 def calls_of_graph(text):
     """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
     calls = []
-    found = CALL.findall(text)
-    for labels, double, single in found:
+    written = CALL.findall(text)
+    for labels, double, single in written:
         label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)
         question = " ".join((double or single).split())
         if label and question:
             calls.append((int(label[1]), question))
     begun = len(re.findall(r"\bSearch\s*\(", text))
-    return calls, max(begun, len(found)) - len(calls)
+    return calls, max(begun, len(written)) - len(calls)
 
 
 def parse_report(text, materials):
@@ -293,20 +282,21 @@ class Team:
     cfg: Config
     temperature: float
     few_shot: bool = False
+    search: object = None  # a BatchedSearch; its place's by default
 
     def __post_init__(self):
-        self.search = rollout.BatchedSearch(self.place.retriever)
+        self.search = self.search or rollout.BatchedSearch(self.place.retriever)
 
-    def run(self, agents, progress=None):
+    def run(self, agents):
         """The results of coroutines, in order; what they sample and search is batched."""
-        return rollout.run_agents(agents, self.policy.engine, self.search, progress)
+        return rollout.run_agents(agents, self.policy.engine, self.search)
 
     def prompt(self, role, request):
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
-    async def say(self, prompt_ids, turns, seed, seen):
-        """The next Turn of a conversation, sampled to the end of its message. seen: for demonstrations alone
-        (Written, in the appendix)."""
+    async def say(self, prompt_ids, turns, seed, known):
+        """The next Turn of a conversation, sampled to the end of its message. known: a planner's entities or
+        a worker's Report, which demonstrations alone read (Written, in the appendix)."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -325,10 +315,11 @@ def topic_entities(question, graph):
     spellings = question.entities  # [[name, another name of the same, …]]
     if not spellings:
         spellings = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
-    found = []
+    entities = {}  # as an ordered set
     for names in spellings:
-        found += [name for name in names if name and name in graph][:1]
-    return list(dict.fromkeys(found))
+        in_graph = [name for name in names if name and name in graph]
+        entities |= dict.fromkeys(in_graph[:1])
+    return list(entities)
 
 
 def plain_name(name):
@@ -347,7 +338,7 @@ def opening(place, question, cfg):
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none of an
+    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none for an
     unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
@@ -375,33 +366,33 @@ def nearest_facts(sub, facts, most):
 
 @dataclass
 class Report:
-    """What a worker did."""
+    """A worker's outcome."""
     role = "worker"
     sub_question: str
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
     materials: list = field(default_factory=list)   # lines that it reads
     facts: list = field(default_factory=list)       # in a graph the triples they show
     request: str = ""           # its user message
-    sentence: str = NOTHING     # what it reports
-    problem: str = ""           # why that is nothing
+    sentence: str = NOTHING     # the report
+    problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
-    found: list = field(default_factory=list)       # entities that the selected triples lead to
+    tails: list = field(default_factory=list)       # entities that the selected triples lead to
     tokens: int = 0             # sampled by its planner and all workers; Eq 4's loss divides by them
 
 
 @dataclass
 class Attempt(Outcome):
-    """What a planner came to. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
+    """A planner's outcome. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
     role = "planner"
     request: str = ""           # the planner's user message
-    workers: list = field(default_factory=list)     # workers[i]: Trajectories of those that turns[i] asked
-    faults: dict = field(default_factory=dict)      # {what went wrong: how often}
+    workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
+    faults: dict = field(default_factory=dict)      # {fault: how often}
     tokens: int = 0             # sampled by planner and workers
 
 
 async def work(team, question, sub, entity, seed):
-    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. With nothing to
-    read, or under an unknown label, the model is not sampled: a Trajectory of no turn."""
+    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. If there is
+    nothing to read or the label is unknown, the model is not sampled and the trajectory has no turns."""
     env, max_words = team.place.env, team.cfg.max_words
     info = Report(harmless(sub, max_words), entity)
     info.materials, info.facts = await materials_for(team, question, info.sub_question, entity)
@@ -417,7 +408,7 @@ async def work(team, question, sub, entity, seed):
     if sentence:
         info.sentence = harmless(sentence, max_words)
     if info.facts:
-        info.found = [info.facts[i][2] for i in info.selected]
+        info.tails = [info.facts[i][2] for i in info.selected]
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
@@ -466,10 +457,10 @@ async def plan(team, question, name, seed, watch=None):
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for the entities it found, which
-    are appended to `entities`. Only those that have facts themselves get one: the others lead nowhere."""
+    """What the planner reads of a worker: its sentence, and the next labels for the entities it leads to,
+    which are appended to `entities`. An entity without facts of its own gets none: it leads nowhere."""
     line = f"Obs: {report.sentence}"
-    new = [e for e in dict.fromkeys(report.found) if e not in entities and place.graph.facts(e)]
+    new = [e for e in dict.fromkeys(report.tails) if e not in entities and place.graph.facts(e)]
     if new:
         labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
         line += f" Candidate: {' '.join(labels)}"
@@ -480,8 +471,7 @@ def observed(report, entities, place, cfg):
 # ---------------------------------------------------------------- reward
 
 def score(trajectory, question):
-    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one. Fills what is left of
-    info."""
+    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one, and its info filled."""
     info = trajectory.info
     if info.answer:
         info.em = metrics.exact_match(info.answer, question.answers)
@@ -494,13 +484,13 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # by which Eq 4's loss divides
+        c.info.tokens = info.tokens  # Eq 4 divides the terms of all its conversations by this one number
     return trajectory
 
 
 def conversations(trajectory):
-    """What one trajectory gives to learn from (D.2): the planner's conversation and, apart, each worker's
-    single exchange. A worker that failed is learned too, if it was sampled at all."""
+    """The conversations of one trajectory, each learned by itself (D.2): the planner's and each worker's
+    single exchange. A worker that failed is learned too, unless it was not sampled."""
     return [trajectory] + [w for layer in trajectory.info.workers for w in layer if w.turns]
 
 
@@ -521,39 +511,39 @@ def next_threshold(previous, mean_reward, r_sup=R_SUP):
 
 
 async def attempts(team, question, first, K, seed):
-    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). As many as
-    are missing are sampled at once: if all of them pass, there are just m."""
-    made, cfg = [first], team.cfg
+    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). Each round
+    samples as many attempts as are still missing, so at most m can pass."""
+    group, cfg = [first], team.cfg
     while True:
-        passed = sum(t.reward > K for t in made)
-        missing = min(cfg.keep - passed, cfg.max_attempts - len(made))
+        passed = sum(t.reward > K for t in group)
+        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))
         if missing <= 0:
-            return made
-        names = [f"attempt{len(made) + i}" for i in range(missing)]
-        made += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
+            return group
+        names = [f"attempt{len(group) + i}" for i in range(missing)]
+        group += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
 
 
 def sample(team, questions, step, K, rises=True):
-    """([[attempt]] of each question, K of this iteration). rises: K follows the mean reward of the first
-    attempts."""
+    """([[attempt]] per question, K of this iteration). rises: K follows the mean reward of the first attempts
+    alone, since further ones go to questions that are hard."""
     seeds = question_seeds(questions, team.cfg.seed, step)
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if rises:
         mean_reward = sum(t.reward for t in first) / len(first)
         K = next_threshold(K, mean_reward)
     begun = zip(questions, first, seeds, strict=True)
-    made = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
-    return made, K
+    groups = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
+    return groups, K
 
 
-def select(made, K, keep):
+def select(group, K, keep):
     """The trajectories of one question to learn from: at most `keep` that pass K (D.2)."""
-    return [t for t in made if t.reward > K][:keep]
+    return [t for t in group if t.reward > K][:keep]
 
 
 # The stages that train in iterations. All start from the warm-up.
 #
-#   stage     attempts a question          learned from                            loss
+#   stage     attempts per question        learned from                            loss
 #   mygo      until m of them pass K       at most m, r > K; K rises               Eq 6
 #   offline   as mygo, all sampled by the  at most m, r > K = --offline-threshold  Eq 6
 #             frozen warm-up (App. F)
@@ -592,7 +582,7 @@ METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
 
 
 def train(run, stage, policy, sampler, reference, place):
-    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood; once an iteration.
+    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood, once per iteration.
 
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
     weights of GRPO's KL term."""
@@ -611,22 +601,21 @@ def train(run, stage, policy, sampler, reference, place):
                                label=f"{stage} | ", guard=team_page.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        before = completed(step - 1)
+        before = completed(step - 1)  # by the tokens of earlier iterations
 
-        with timed(row, "time/rollout"):
-            sampler.engine.sync(sampler.model)  # the last iteration's weights: nothing is sampled ahead (D.2)
+        with run.sampling(sampler, row):  # with the last iteration's weights: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # by rules of their own, under their banner below
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
                 # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
                 groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
-                # 2. select (D.2): at most m a question; the others are thrown away
+                # 2. select (D.2): at most m per question; the others are thrown away
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
-            sampler.engine.sleep()
-        state["tokens"] += sum(t.info.tokens for group in groups for t in group)  # see `completed`
-        record(run.folder, step, row, state, team, questions, groups, selected, stage)  # metrics, files alone
+        # rejected attempts count too: methods are compared at equal numbers of sampled tokens
+        state["tokens"] += sum(t.info.tokens for group in groups for t in group)
+        record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
 
-        # 3. update (Eq 6), once a mini-batch, on planners and workers alike
+        # 3. update (Eq 6), once per mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
@@ -643,11 +632,11 @@ def train(run, stage, policy, sampler, reference, place):
 def likelihood_update(model, optimizer, trajectories, cfg, meter):
     """An update by Eq 6 on a mini-batch: planners, and workers, failed ones too."""
     learned = [c for t in trajectories for c in conversations(t)]
-    # what the policy sampled, and no prompt or observation, of the whole mini-batch on all ranks: every token
+    # sampled tokens of the whole mini-batch on all ranks (prompts and observations have mask 0): every token
     # counts the same, so a long conversation counts for more than a short one
     num_tokens = sum(c.sampled_tokens for c in learned)
     for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
-        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), as they were sampled
+        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
         loss = mle_loss(logprobs, b.response_mask, num_tokens)
         (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
         meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
@@ -660,42 +649,43 @@ def likelihood_update(model, optimizer, trajectories, cfg, meter):
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
 
 def warm_up(run, policy, place):
-    """Samples the model with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these
-    under prompts without the examples."""
+    """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
     folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    kept, tokens, tried, started = [], 0, 0, time.time()
+    right, tokens, tried, started = [], 0, 0, time.time()
     policy.engine.sync(policy.model)
-    while len(kept) < cfg.sft_trajectories and tried < len(questions):
+    while len(right) < cfg.sft_trajectories and tried < len(questions):
         batch = questions[tried:tried + cfg.questions_per_step]
         seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
-        made = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
+        sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
         tried += len(batch)
-        tokens += sum(t.info.tokens for t in made)
-        kept += [(t, q) for t, q in zip(made, batch, strict=True) if t.info.em == 1]
+        tokens += sum(t.info.tokens for t in sampled)
+        right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
         seconds = time.time() - started
-        say(f"warm-up | {len(kept)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
+        say(f"warm-up | {len(right)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
             f"{seconds:.0f}s")
     policy.engine.sleep()
-    if not kept:
+    if not right:
         raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "
                                 "--stage mygo --checkpoint MODEL")
-    if len(kept) < cfg.sft_trajectories:
-        warn(f"warm-up: {len(kept)} trajectories with EM 1 from all {tried} questions tried, fewer than "
+    if len(right) < cfg.sft_trajectories:
+        warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    sampling = {"questions": tried, "kept": len(kept), "tokens": tokens, "seconds": seconds}
+    sampling = {"questions": tried, "kept": len(right), "tokens": tokens, "seconds": seconds}
     folder.write("sampling.json", sampling)
-    kept = kept[:cfg.sft_trajectories]
-    learned = [t for t, _ in kept]
-    for t in learned:  # what the examples taught is to be done without them (D.3)
+    right = right[:cfg.sft_trajectories]
+    learned = [t for t, _ in right]
+    for t in learned:  # learned under prompts without the examples (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    record_warm_up(folder, kept, place.env)  # files alone
+    write_sharegpt(folder, learned, place.env, step=0)  # files alone
+    for t, question in right[:5]:
+        folder.append("samples.jsonl", [team_page.group_record([t], question, step=1)])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
     run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
@@ -721,55 +711,54 @@ def sft(cfg, folder, model, optimizer, trajectories):
 
 # ---------------------------------------------------------------- evaluate
 
+def agent_in(place, few_shot=False):
+    """A team in one place, as evaluations, --collect and --ask need it (common/agent.py)."""
+    def prompt(tokenizer, question, cfg):
+        _, request = opening(place, question, cfg)
+        return first_prompt(tokenizer, place.env, "planner", request, few_shot)
+
+    def play(player, question, name):
+        team = Team(player.policy, place, player.cfg, player.temperature, few_shot, player.search)
+        return plan(team, question, name, player.seed, player.watch)
+    return Agent("mygo_mujica", play, prompt, rows_of=partial(learned_rows, env=place.env))
+
+
 def evaluate(policy, place, cfg, progress, few_shot=False):
-    """One trajectory a question. Returns (rows, summary)."""
-    policy.engine.sync(policy.model)
-    team = Team(policy, place, cfg, cfg.eval_temperature, few_shot)
-    agents = [plan(team, q, "eval", stable_seed(cfg.seed, "eval", q.id)) for q in place.questions]
-    trajectories = team.run(agents, progress)
-    rows = [team_page.prediction(t, q) for t, q in zip(trajectories, place.questions, strict=True)]
-    collect(cfg.collect, trajectories, place.questions, lambda t, q: learned_rows(t, q, place.env))
-    about = {
-        "set": place.name,
-        "seed": cfg.seed,
-        "temperature": cfg.eval_temperature,
-        "faults": team_page.faults_of(trajectories),
-    }
-    return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "rounds"))
+    """One trajectory per question. Returns (rows, summary)."""
+    rows, summary = agent_in(place, few_shot).evaluate(
+        policy, place, cfg, progress, team_page.prediction, ("em", "f1", "searches", "tokens", "rounds"))
+    return rows, summary | {"faults": team_page.faults_of(row["faults"] for row in rows)}
 
 
 # ---------------------------------------------------------------- main
 
+@program(baseline=("stage", "grpo"))
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
-    with program(baseline=("stage", "grpo")):
-        cfg = parse_args(argv)
-        if cfg.checkpoint or cfg.model:
-            models.find_model(cfg.checkpoint or cfg.model)
-        if cfg.ask:
-            return ask(cfg)
-        envs, of_env = cfg.envs.split(","), [cfg.stage]
-        if cfg.stage == "all":
-            of_env = ["few-shot", "warm-up", "mygo"]
-        saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
-        free = ["stage", "envs", "token_budget"]
-        runs = []  # opened here, so that what cannot go on is refused before data are read
-        for env, stage in itertools.product(envs, of_env):
-            runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
-            if cfg.stage in LEARNING:
-                start_weights(cfg, env, stage)
-        split, evals = load_splits(cfg)
-        for run in stages(cfg, runs, cfg.steps):
-            env, _, stage = run.name.partition("-")
-            place = split and Place(env, **vars(split))
-            run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
-        for env in envs:
-            distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
+    cfg = parse_args(argv)
+    if cfg.ask:
+        return ask(cfg)
+    envs, of_env = cfg.envs.split(","), [cfg.stage]
+    if cfg.stage == "all":
+        of_env = ["few-shot", "warm-up", "mygo"]
+    saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
+    free = ["stage", "envs", "token_budget"]
+    runs = []  # opened first: a run that cannot go on is refused before data are read
+    for env, stage in itertools.product(envs, of_env):
+        runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
+        if cfg.stage in LEARNING:
+            start_weights(cfg, env, stage)  # refuses where the warm-up is missing
+    split, evals = load_splits(cfg)
+    for run in stages(cfg, runs, cfg.steps):
+        env, _, stage = run.name.partition("-")
+        place = split and Place(env, **vars(split))
+        run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
+    for env in envs:
+        distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
 def run_stage(run, stage, place, evals):
-    """Trains and evaluates one stage in one environment, or only evaluates. What --resume finds done is not
-    done again."""
+    """Trains and evaluates one stage in one environment, or only evaluates. --resume skips a complete one."""
     cfg, steps, env = run.cfg, 0, evals[0].env
     if stage in LEARNING and not team_page.budget_is_spent(run.folder, cfg.token_budget):
         steps = cfg.steps
@@ -778,29 +767,44 @@ def run_stage(run, stage, place, evals):
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, evals[0])
-    trains = stage == "warm-up" or stage in LEARNING
-    with_reference = stage == "grpo" and cfg.kl_coef > 0
-    frozen = int(stage == "offline" or with_reference)  # models that memory has to hold besides
+    trains = stage in ("warm-up", *LEARNING)
+    has_reference = stage == "grpo" and cfg.kl_coef > 0
+    frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     policy = run.policy(run.folder.start or source, trains, frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
+    if has_reference:
+        reference = models.load_reference(policy.model, source, lora=0)
     few_shot = stage == "few-shot"
-    evals = [that_fit(e, policy, cfg, few_shot) for e in evals]
+    evals = [agent_in(e, few_shot).within_limit(policy, [e], cfg)[0] for e in evals]
     if trains:
-        place = that_fit(place, policy, cfg, few_shot=stage == "warm-up")
+        place, = agent_in(place, stage == "warm-up").within_limit(policy, [place], cfg)
 
     title = f"Mujica {cfg.name}: {env} {stage}"
     with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
         if stage == "warm-up" and not run.folder.start:  # (its only checkpoint is that of its end)
             warm_up(run, policy, place)
-        elif stage in LEARNING:
-            if with_reference:
-                reference = models.load_reference(policy.model, source, lora=0)
+        if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
         results = run.evaluate()
         if few_shot:
             guards.look_at_start(results, warn)
+
+
+def ask(cfg):
+    """--ask: one question. In a graph its topic entities are those that it names."""
+    run = Run(cfg, "mygo_mujica")
+    _, [split, *_] = load_splits(cfg)
+    place = Place(cfg.envs.split(",")[0], **vars(split))
+    question = data.Question("ask", cfg.ask, [""])
+    if place.env == "kg":
+        from common.graphs.synthesis import is_named
+        question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
+        if not question.entities:
+            raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
+    agent = agent_in(place, few_shot=cfg.stage == "few-shot")
+    agent.ask(run, start_weights(cfg, place.env, "eval"), place.retriever, question)
 
 
 def start_weights(cfg, env, stage):
@@ -817,14 +821,6 @@ def frozen_sampler(cfg, source, policy):
     model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary
     return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
-
-
-def that_fit(place, policy, cfg, few_shot):
-    """The place without questions whose prompt is too long."""
-    def length(q):
-        _, request = opening(place, q, cfg)
-        return len(first_prompt(policy.tokenizer, place.env, "planner", request, few_shot))
-    return splits.within_limit([place], length, cfg.max_prompt, cfg.skip_bad)[0]
 
 
 def load_splits(cfg):
@@ -863,69 +859,64 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Fills what depends on other fields, so that config.json says what ran, and refuses what cannot run."""
+    """Fills in dependent fields, so that config.json records what ran; refuses settings that cannot run."""
     if cfg.eval_only:
         cfg = replace(cfg, stage="eval")
-    search, envs = "bm25", cfg.envs.split(",")
+    envs = cfg.envs.split(",")
+    search = "bm25"
     if "text" in envs:
         search = flags.default_retriever(cfg)
-    cfg = replace(
-        cfg,
-        eval_only=cfg.stage == "eval",
-        retriever=cfg.retriever or search,
-        name=cfg.name or flags.run_name(cfg),
-    )
-    above_zero = "lr sft_lr grpo_lr temperature grad_clip"
+    name, search = cfg.name or flags.run_name(cfg), cfg.retriever or search
+    cfg = replace(cfg, eval_only=cfg.stage == "eval", retriever=search, name=name)
     least = {"group_size": 2}  # (samples are compared)
-    cfg = flags.check(cfg, "token_budget", above_zero, WORLD_SETS, least)
+    cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature grad_clip", WORLD_SETS, least)
     flags.needs_a_model(cfg)
-    if not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs):
-        flags.refuse("envs", cfg.envs, "text, kg or kimi, or several of them with commas")
-    if "kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")):
-        flags.refuse("envs", cfg.envs, "kimi searches a question's own passages with --retriever bm25 or "
-                     "dense:MODEL; --ask has no passages")
-    if "kg" in envs and cfg.data != "world" and not cfg.graph:
-        flags.refuse("envs", cfg.envs, "kg needs --graph FILE (triples or GraphML), or --graph evidences "
-                     "with a data set that has them (2Wiki)")
-    for name in ("threshold", "offline_threshold"):
-        if not 0 <= getattr(cfg, name) < R_SUP:
-            flags.refuse(name, getattr(cfg, name), "from 0 to below 1: the reward is F1 and has to be above")
-    if cfg.warmup_data and (envs != ["text"] or cfg.stage in ("all", "few-shot", "warm-up")):
-        flags.refuse("warmup_data", cfg.warmup_data, "replaces the warm-up on few-shot trajectories: it goes "
-                     f"with --envs text and --stage {', '.join(LEARNING)} or eval")
-    if cfg.sampler_correction != "none" and cfg.stage not in RATIOS:
-        flags.refuse("sampler_correction", cfg.sampler_correction, "goes with --stage grpo and raft++; a "
-                     "likelihood (Eq 6) has no ratio")
-    from common.world import hard
-    level = hard.parse(cfg.world)
-    if level and (level.elastic or level.lists):
-        flags.refuse("world", cfg.world, "elastic and lists are for agents that search on their own; here "
-                     "the knob is partial")
+    few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
+    for wrong, name, words in (
+        (not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs), "envs",
+         "text, kg or kimi, or several of them with commas"),
+        ("kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")), "envs", "kimi searches a "
+         "question's own passages with --retriever bm25 or dense:MODEL; --ask has no passages"),
+        ("kg" in envs and cfg.data != "world" and not cfg.graph, "envs",
+         "kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them"),
+        (cfg.threshold >= R_SUP, "threshold", "below 1: rewards (F1) have to be above it"),
+        (cfg.offline_threshold >= R_SUP, "offline_threshold", "below 1: rewards (F1) have to be above it"),
+        (cfg.warmup_data and (envs != ["text"] or few_shot_first), "warmup_data", "replaces the warm-up on "
+         f"few-shot trajectories: it goes with --envs text and --stage {', '.join(LEARNING)} or eval"),
+        (cfg.sampler_correction != "none" and cfg.stage not in RATIOS, "sampler_correction",
+         "goes with --stage grpo and raft++; a likelihood (Eq 6) has no ratio"),
+        ("elastic" in cfg.world, "world",
+         "elastic is for agents that search on their own; here the knob is partial"),
+    ):
+        if wrong:
+            flags.refuse(name, getattr(cfg, name), words)
     return cfg
 
 
 # ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
 
 def baseline_groups(team, questions, stage, step):
-    """(group_size attempts a question, those of them that the stage learns from)"""
+    """(group_size attempts per question, those of them that the stage learns from)"""
     cfg, agents = team.cfg, []
     seeds = question_seeds(questions, cfg.seed, step)
     for q, seed in zip(questions, seeds, strict=True):
         agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
     flat = team.run(agents)
-    made = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
-    chosen = [baseline_choice(group, stage, cfg.keep) for group in made]
+    groups = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
+    selected = [baseline_choice(group, stage, cfg.keep) for group in groups]
     if stage in RATIOS:
-        for group in filter(None, chosen):
+        for group in filter(None, selected):
             assign_advantages(group, stage)
-    return made, chosen
+    return groups, selected
 
 
 def baseline_choice(group, stage, keep):
     """The trajectories of one question that a baseline learns from."""
     rewards = [t.reward for t in group]
-    if stage == "grpo":  # all, unless all are alike
-        return group if training.has_spread(rewards) else []
+    if stage == "grpo" and training.has_spread(rewards):  # else all advantages are 0
+        return group
+    if stage == "grpo":
+        return []
     if stage == "star":
         return [t for t in group if t.reward >= R_SUP][:keep]
     return [t for t in group if t.reward == max(rewards) > 0][:keep]
@@ -942,32 +933,26 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4 with a ratio a token: every trajectory counts the same, and so does every token of its planner and
-    workers. Without a reference (RAFT++) there is no KL term."""
+    """Eq 4 with a ratio per token: every trajectory counts the same, and so does every token of its planner
+    and workers. num_trajectories: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no
+    KL term."""
     weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = cfg.kl_coef
     if batch.ref_logprobs is None:
         kl_coef = 0.0
-    return training.grpo_loss(
-        logprobs,
-        batch.old_logprobs,
-        training.corrected_advantages(batch, cfg.sampler_correction),  # unchanged unless that flag is given
-        batch.response_mask,
-        weights,
-        cfg.clip,
-        cfg.clip,
-        kl_coef,
-        batch.ref_logprobs,
-    )
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # as they are by default
+    return training.grpo_loss(logprobs, batch.old_logprobs, advantages, batch.response_mask, weights,
+                              cfg.clip, cfg.clip, kl_coef, batch.ref_logprobs)
 
 
 def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
     """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
-    rise: what the learning rate is multiplied by."""
+    rise: a factor of the learning rate."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
-    # all old log-probs before the first update: they are those of the weights that sampled
+    # all old log-probs before the first update: then they are of the weights that sampled, by the trainer's
+    # arithmetic and not the engine's
     prepared = []
     for part in parts:
         learned = [c for t in part for c in conversations(t)]
@@ -994,219 +979,73 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
 #
 # ---------------------------------------------------------------- records of a step
 
-def record(folder, step, row, state, team, questions, groups, selected, stage):
-    """What an iteration sampled and chose: metrics, a sample for the page, rows for LLaMA-Factory."""
+def record(folder, step, row, state, place, questions, groups, selected, stage):
+    """Metrics of what an iteration sampled and chose, a sample for the page, rows for LLaMA-Factory."""
     row |= team_page.rollout_metrics(groups, selected, stage, state["K"], conversations)
-    row |= rollout.search_repairs(team.place.retriever)
+    row |= rollout.search_repairs(place.retriever)
     row["rollout/tokens_total"] = state["tokens"]
-    rule = threshold_in_words(groups, state["K"]) if stage == "mygo" else []
-    row["sample"] = team_page.sample_record(questions, groups, selected, stage, state["K"], step, rule)
+    row["sample"] = team_page.sample_record(
+        questions, groups, selected, stage, state["K"], step, next_threshold)
     if stage != "grpo":  # which learns from all, better or worse
-        write_sharegpt(folder, [t for group in selected for t in group], team.place.env, step)
-
-
-def threshold_in_words(groups, K):
-    """How K came about, with the numbers put in (sec. 3.3)."""
-    mean_reward = sum(group[0].reward for group in groups) / len(groups)
-    of_now = next_threshold(0, mean_reward)
-    grown = f"(mean r of the first attempts {mean_reward:.3f} + r_sup {R_SUP:g}) / 2 = {of_now:.3f}"
-    if K > of_now + 1e-5:
-        return [f"K = {K:.3f} stays from before, since {grown} is lower"]
-    return [f"K = {K:.3f} = {grown}"]
-
-
-def record_warm_up(folder, kept, env):
-    """The warm-up's trajectories as rows for LLaMA-Factory, the first five on the page."""
-    write_sharegpt(folder, [t for t, _ in kept], env, step=0)
-    for t, question in kept[:5]:
-        shown = team_page.group_record([t], question, step=1)
-        folder.append("samples.jsonl", [shown])
+        write_sharegpt(folder, [t for group in selected for t in group], place.env, step)
 
 
 def write_sharegpt(folder, trajectories, env, step):
     """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
-    rows = [row for t in trajectories for row in rows_of(t, env, step=step)]
-    folder.append("sharegpt.jsonl", rows)
+    learned = [c for t in trajectories for c in conversations(t)]
+    folder.append("sharegpt.jsonl", rows_of(learned, env, step=step))
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
 
-def rows_of(trajectory, env, **more):
+def rows_of(learned, env, **more):
     from common.warmup import sharegpt
     table = "kg" if env == "kg" else "text"
-    rows = []
-    for c in conversations(trajectory):
-        rows.append(sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more))
-    return rows
+    return [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more) for c in learned]
 
 
 def learned_rows(trajectory, question, env):
     """The rows of --collect. A worker that was cut off is left out."""
-    rows = rows_of(trajectory, env, script="mygo_mujica", question=question.question)
-    whole = [c.turns[-1].stop_reason != "length" for c in conversations(trajectory)]
-    return list(itertools.compress(rows, whole))
-
-
-# ---------------------------------------------------------------- ask
-
-def ask(cfg):
-    """--ask: one question, shown while it is worked on."""
-    run = Run(cfg)
-    _, [split, *_] = load_splits(cfg)
-    place = Place(cfg.envs.split(",")[0], **vars(split))
-    policy = run.policy(start_weights(cfg, place.env, "eval"), trains=False)
-    question = data.Question("ask", cfg.ask, [""])
-    if place.env == "kg":  # the entities that the question names
-        from common.graphs.synthesis import is_named
-        question.entities = [[n] for n in place.graph.graph if is_named(n, cfg.ask)]
-        if not question.entities:
-            raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-
-    def agent(search, seed):
-        team = Team(policy, place, cfg, cfg.eval_temperature, few_shot=cfg.stage == "few-shot")
-        team.search = search
-        return plan(team, question, "ask", seed, show_turn)
-    trajectory = run.ask(policy, place.retriever, agent)
-    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
+    whole = [c for c in conversations(trajectory) if c.turns[-1].stop_reason != "length"]
+    return rows_of(whole, env, script="mygo_mujica", question=question.question)
 
 
 # ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
 
 @dataclass
 class Written(Team):
-    """A team that says written lines where others sample. planner and worker are functions that return the
-    parts of a turn, as chat.encode takes them: planner(number of the turn, entities), worker(its Report)."""
+    """A team that says written lines where others sample (common/of_mygo/written.py)."""
     planner: object = None
     worker: object = None
 
-    async def say(self, prompt_ids, turns, seed, seen):
-        if isinstance(seen, Report):
-            parts = self.worker(seen)
+    async def say(self, prompt_ids, turns, seed, known):
+        if isinstance(known, Report):
+            parts = self.worker(known)
         else:
-            parts = self.planner(len(turns), seen)
+            parts = self.planner(len(turns), known)
         end = f" {self.policy.tokenizer.eos_token}"
         text, ids = chat.encode(self.policy.tokenizer, *parts, end)
         return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
 
 
-def played(tokenizer, question, place, cfg, planner, worker):
-    """The conversations [planner, worker, …] of a Written team, with no limit on turns or sub-questions."""
+def demonstration(tokenizer, question, demo, place, cfg):
+    """[planner, worker, …], the conversations of a demonstration: of the embedded world, whose steps are
+    known, or of a real question. Turns and sub-questions have no limit."""
+    from common.of_mygo import written
     from common.warmup import scripted
-    cfg = replace(cfg, max_rounds=99, max_parallel=99)
-
-    def agent(policy, search):
-        team = Written(policy, place, cfg, 0.0, planner=planner, worker=worker)
-        team.search = search
-        return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
-
-
-def asking(thought, calls, env="text"):
-    """A planner's turn; calls: a list of parts each."""
-    parts = [part for call in calls for part in (" ", *call)]
-    if env == "kg":
-        parts = [" <action>", *parts, " </action>"]
-    return ["<think> ", chat.Foreign(thought), " </think>", *parts]
-
-
-def answering(thought, demo):
-    """A planner's last turn. Some demonstrations have flaws, so that RL finds something to mend."""
-    tags = "<answer> ", " </answer>"
-    if demo.flaw == "bad format":
-        tags = "", ""
-    return ["<think> ", chat.Foreign(thought), " </think> ", tags[0], chat.Foreign(demo.answer), tags[1]]
-
-
-def reporting(thought, select, sentence):
-    """A worker's turn."""
-    return ["<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
-            chat.Foreign(sentence), " </sentence>"]
-
-
-def render_demonstration(tokenizer, question, demo, place, cfg):
-    """A demonstration of the world as conversations: [planner, worker, …]."""
-    from common.warmup import demonstrations
-    from common.world import spoken
-    layers = demonstrations.layers(demo.steps)
-    hop_of = {}  # {sub-question: its hop}
-
-    def planner(number, entities):
-        found = ""
-        if number:
-            before = layers[number - 1]
-            found = "".join(f"found {spoken(hop.relation)} {hop.found or 'nothing'} ; " for hop in before)
-        if number == len(layers):
-            return answering(f"{found}answer", demo)
-        calls = []
-        for hop in layers[number]:
-            sub = f"{spoken(hop.relation)} of {hop.subject}"
-            hop_of[harmless(sub, cfg.max_words)] = hop
-            label = 9  # one that does not exist
-            if hop.subject in entities:
-                label = entities.index(hop.subject)
-            text = f"<search> {sub} </search>"
-            if place.env == "kg":
-                text = f'Search([{label}], "{sub}")'
-            calls.append([text])
-        wanted = " ; ".join(f"now {spoken(hop.relation)} of {hop.subject}" for hop in layers[number])
-        return asking(found + wanted, calls, place.env)
-
-    def worker(report):
-        hop = hop_of[report.sub_question]
-        found = hop.found
-        fits = [line.startswith(hop.subject) for line in report.materials]
-        if place.env == "kg":  # it has the tail by its own name, where a passage may call it otherwise
-            fits = [relation == hop.relation for _, relation, _ in report.facts]
-            found = hop.found and (hop.tail or hop.found)
-        if not any(fits) or found is None:
-            return reporting("nothing", -1, NOTHING)
-        select, asked = fits.index(True), report.sub_question
-        return reporting(f"[{select}] says {asked}", select, f"{asked} is {found}.")
-    return played(tokenizer, question, place, cfg, planner, worker)
-
-
-ASKING = "what who whom whose when where which why how in on at".split()
-
-
-def render_real(tokenizer, question, demo, place, cfg):
-    """A demonstration of a real question. First layer: hops whose page the question names and that need no
-    earlier answer; then one hop a layer."""
-    from common.warmup import demonstrations
-    named = demonstrations.named_in(question.question, demo.hops)
-    at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
-    layers = [[hop] for hop in demo.hops if hop not in at_once]
-    if at_once:
-        layers.insert(0, at_once)
 
     def clean(text):
-        return harmless(chat.harmless(tokenizer, text), cfg.max_words)
+        return harmless(text, cfg.max_words)
+    if hasattr(demo, "steps"):
+        planner, worker = written.of_world(demo, place, cfg, clean, NOTHING)
+    else:
+        planner, worker = written.of_evidence(tokenizer, question, demo, place, cfg, clean)
+    unlimited = replace(cfg, max_rounds=99, max_parallel=99)
 
-    def sub_question(hop):
-        """(its need in words, or where no search finds the page so, its query; the index of its page)"""
-        sub = f"What is {hop.need}?"
-        if hop.need.split()[0].lower() in ASKING:
-            sub = f"{hop.need}?"
-        sub = clean(sub)
-        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
-        if hop.title not in titles:
-            sub = clean(hop.queries[0])
-            titles = [p.title for p in hop.passages]
-        return sub, titles.index(hop.title)
-
-    turns, reports, found = [], {}, ""
-    for layer in layers:
-        calls = []
-        for hop in layer:
-            sub, select = sub_question(hop)
-            calls.append(["<search> ", chat.Foreign(sub), " </search>"])
-            thought = f"The question asks about {hop.need}. Passage ({select}) says it."
-            reports[sub] = reporting(thought, select, harmless(hop.found, cfg.max_words))
-        wanted = " and ".join(hop.need for hop in layer)
-        turns.append(asking(found + demo.wanted(0, wanted), calls))
-        found = " ".join(hop.found for hop in layer) + " "
-    turns.append(answering(found + demo.concluded(), demo))
-    return played(tokenizer, question, place, cfg,
-                  planner=lambda number, _: turns[number], worker=lambda report: reports[report.sub_question])
+    def agent(policy, search):
+        team = Written(policy, place, unlimited, 0.0, search=search, planner=planner, worker=worker)
+        return plan(team, question, "written", 0)
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
 
 
 def warmed_up(cfg, source, place):
@@ -1214,14 +1053,15 @@ def warmed_up(cfg, source, place):
     from common.warmup import warmup
 
     def render(tokenizer, question, demo):
-        return render_real(tokenizer, question, demo, place, cfg)
+        return demonstration(tokenizer, question, demo, place, cfg)
 
-    def reward(made, question):
+    def reward(learned, question):
         """The planner's; None where it took more turns or calls than there may be."""
-        layers = made[0].info.workers
+        planner, *_ = learned
+        layers = planner.info.workers
         if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
             return None
-        return made[0].reward
+        return planner.reward
 
     def prompt(tokenizer, row):
         request = chat.Foreign(row["conversations"][0]["value"])
@@ -1230,11 +1070,10 @@ def warmed_up(cfg, source, place):
     def reply(tokenizer, turn_ids, observation):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
-    tokenizer = models.load_tokenizer(source)
     examples = warmup.examples_of(
-        cfg.warmup_data, tokenizer, place.retriever, render, reward, reply, ends="all", script="mygo_mujica",
-        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
-        evaluated=place.evaluated)
+        cfg.warmup_data, models.load_tokenizer(source), place.retriever, render, reward, reply, ends="all",
+        script="mygo_mujica", prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens,
+        skip_bad=cfg.skip_bad, evaluated=place.evaluated)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 
@@ -1244,26 +1083,22 @@ def tiny_policy(cfg):
     """Folder of the half-million-weight policy that both environments of the embedded world start from: one
     that comes with the project (common/world/start), or one made here and cached."""
     from common.world import tiny
-    written = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
-    written += "Search ( ) [ ] - Question Context Materials Candidate Obs : , "
-    words = re.findall(r"\w+|[^\w\s]", written + NOTHING)
+    words = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
+    words += "Search ( ) [ ] - Question Context Materials Candidate Obs : , " + NOTHING
     names = ("think", "search", "select", "sentence", "action", "answer")
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
-    def index(made):
-        graph = kg.KnowledgeGraph.from_triples(made.triples)
-        return Place("text", "warmup", [], tiny.bm25(made), graph)
+    def index(world):
+        return Place("text", "warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
 
-    def render(tokenizer, question, demo, place):
-        env = random.Random(f"{question['_id']}/{demo.answer}").choice(("text", "kg"))
-        question = data.parse_question(question)
-        return render_demonstration(tokenizer, question, demo, replace(place, env=env), cfg)
+    def render(tokenizer, row, demo, place):
+        env = random.Random(f"{row['_id']}/{demo.answer}").choice(("text", "kg"))
+        return demonstration(tokenizer, data.parse_question(row), demo, replace(place, env=env), cfg)
 
     steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
-    recipe = tiny.Recipe(
-        f"mygo_mujica, {cfg.max_words} words",
-        steps, flaw_rate, cfg.world_scale, cfg.top_k, cfg.world, cfg.engine)
-    return tiny.tiny_policy(recipe, words, tags, render, index)
+    recipe = tiny.Recipe(f"mygo_mujica, {cfg.max_words} words", steps, flaw_rate, cfg.world_scale, cfg.top_k,
+                         cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index)
 
 
 # ---------------------------------------------------------------- prompts (Tables 7 to 10)

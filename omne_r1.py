@@ -14,7 +14,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     sec. 3.1        think, call a tool, answer      play, read_round, parse_tool_call
     sec. 3.3.1      PPO, GAE, actor and critic      train, ppo_loss, gae, ActorCritic
     sec. 3.3.2      reward of stage 1               first_reward
-    sec. 3.4        trajectories to learn from      sampled_rows, template_rows
+    sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts
     Algorithm 1     weighted loss                   think_weights, weighted_loss, train_sft
     sec. 3.5        reward of stage 3               third_reward
     sec. 4.1.2      accuracy                        result_of
@@ -37,6 +37,7 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -46,9 +47,10 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, splits, training
+from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, training
 from common import model as models
-from common.files import Lines, Progress, console, plain, warn
+from common.agent import Agent
+from common.files import Lines, Progress, warn
 from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
@@ -56,7 +58,7 @@ from common.kg import one_line
 from common.of_omne import calls, graph_questions
 from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, collect, program, show_turn, stages, timed
+from common.run import Run, program, stages, timed
 from kernels.weighted_ce import weighted_cross_entropy
 
 # ---------------------------------------------------------------- config
@@ -91,7 +93,7 @@ class Config(flags.PolicyFlags):
 
     # ---- answers that need a judge
 
-    # a file of answers to be judged: an eval_<set>.json, or a question, gold answer and answer a line
+    # a file of answers to be judged: an eval_<set>.json, or a question, gold answer and answer per line
     # (Tables 2 and 7)
     score: str = ""
     judge: str = ""                 # the OpenAI-compatible endpoint that judges them
@@ -105,7 +107,7 @@ class Config(flags.PolicyFlags):
     # "template", which needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) a graph
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
     attempts: int = 3               # of the teacher at a question
@@ -114,37 +116,34 @@ class Config(flags.PolicyFlags):
 
     # ---- PPO (stages 1 and 3)
     steps: int = 350                # PPO steps; of 1,000 planned, the one evaluated | authors' code
-    questions_per_step: int = 256   # questions a step | authors' code
-    group_size: int = 1             # trajectories a question | authors' code
-    mini_batch: int = 256           # trajectories an update | authors' code
+    questions_per_step: int = 256   # questions per step | authors' code
+    group_size: int = 1             # trajectories per question | authors' code
+    mini_batch: int = 256           # trajectories per update | authors' code
     epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
     clip: float = .2                # half width of the clip window | ours, verl's
-    gamma: float = 1.0              # discount a token | ours, verl's
+    gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
-    kl_coef: float = 1e-3           # cost a token of the log-ratio to the stage's start | authors' code
+    kl_coef: float = 1e-3           # cost per token of the log-ratio to the stage's start | authors' code
     value_coef: float = .5          # weight of the value loss | ours
     weight_decay: float = .01       # of matrices
     grad_clip: float = 1.0          # largest norm of the gradient
 
     # ---- SFT (stage 2)
 
-    # what to learn from: ShareGPT rows; empty = right ones sampled with stage 1's weights, and templates
+    # ShareGPT rows to learn from; empty = right ones sampled with stage 1's weights, and templates
     sft_data: str = ""
     sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
     sft_templates: int = 5000       # questions tried for template trajectories; not printed
     think_weight: float = .001      # w, what a thought's tokens count | Table 5
-    # what the weighted mean is taken over: a forward pass of one conversation, or all of an update
-    # | Algorithm 1
-    loss_total: Literal["forward", "update"] = "forward"
     # rank of LoRA; 0 = full weights; auto = 8 with thoughts, 0 without | sec. 3.5
     sft_lora: Literal["auto"] | int = "auto"
     sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
     sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
     sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
-    sft_batch: int = 4              # conversations an update | sec. 3.4.2
+    sft_batch: int = 4              # conversations per update | sec. 3.4.2
     max_length: int = 6144          # tokens; longer conversations are left out | sec. 3.4.2
 
 
@@ -164,8 +163,10 @@ ROUND = {
 
 
 def opening(tokenizer, think):
-    """Ids before a turn without thoughts, which the policy did not sample: the empty block."""
-    return chat.before_a_turn(tokenizer, NO_THOUGHT)[1] if think == "off" else []
+    """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
+    if think == "on":
+        return []
+    return chat.before_a_turn(tokenizer, NO_THOUGHT)[1]
 
 
 def render_prompt(tokenizer, question, graph_type, think):
@@ -252,11 +253,11 @@ def parse_tool_call(text):
 
 
 def python_call(text):
-    """(tool, [(argument, value)]); the value is None where the call has anything but a literal."""
-    found = re.match(r"([^\W\d]\w*)\s*\(", text)
-    if not found:
+    """(tool, [(argument, value)]); the value is no text where the call has anything but a literal."""
+    name = re.match(r"([^\W\d]\w*)\s*\(", text)
+    if not name:
         raise Fault("not a call", f"expected {' or '.join(f'{tool}(…)' for tool in ARGUMENTS)}")
-    tool = known_tool(found[1])
+    tool = known_tool(name[1])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of "\d" in a name
@@ -270,8 +271,9 @@ def python_call(text):
     signature = ARGUMENTS[tool]
     if len(call.args) > len(signature):
         raise Fault("unknown argument", f"expected {len(signature)} arguments, not {len(call.args)}")
-    given = [*zip(signature, call.args), *((keyword.arg, keyword.value) for keyword in call.keywords)]
-    return tool, [(name, node.value if isinstance(node, ast.Constant) else None) for name, node in given]
+    given = list(zip(signature, call.args))
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords]
+    return tool, [(name, getattr(node, "value", None)) for name, node in given]  # a literal's, else a node
 
 
 def json_call(text):
@@ -302,35 +304,34 @@ def written(call):
 
 # ---------------------------------------------------------------- agent (sec. 3.1)
 
-async def play(policy, tools, question, key, cfg, seed, temperature, watch=None):
-    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; seed is
-    the question's own, and key tells apart its trajectories.
-
-    Ends at an answer, no action, the last round, or too little room for a full turn."""
-    tokenizer = policy.tokenizer
-    prompt_ids = render_prompt(tokenizer, question.question, question.type, cfg.think)
+async def play(player, question, name):
+    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; name is
+    part of its seeds. Ends at an answer, no action, the last round, or too little room for a full turn."""
+    cfg, tokenizer = player.cfg, player.policy.tokenizer
     turns = []
     while True:
-        g = await policy.engine.generate(
-            context_ids(prompt_ids, turns),
+        g = await player.policy.engine.generate(
+            context_ids(player.prompt_ids, turns),
             stop=STOP,
             max_tokens=cfg.max_turn,
-            temperature=temperature,
-            seed=stable_seed(seed, key, len(turns)),
+            temperature=player.temperature,
+            seed=stable_seed(player.seed, name, len(turns)),
         )
         text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+        # trained on are the sampled ids, the stop string's too; prompt and replies have mask 0 (collate)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
         calls_a_tool = kind == "call" and len(turns) < cfg.max_rounds
         if calls_a_tool:
-            turn.observation = await reply_to(tools, action, question, cfg)
+            turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
-        if watch:
-            watch(turn)
-        room = cfg.max_context - len(context_ids(prompt_ids, turns))
+        if player.watch:
+            player.watch(turn)
+        room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
         if not calls_a_tool or room < cfg.max_turn:
-            return Trajectory(question.id, prompt_ids, turns, info=result_of(turns, question, cfg))
+            info = result_of(turns, question, cfg)
+            return Trajectory(question.id, player.prompt_ids, turns, info.em, info=info)
 
 
 async def reply_to(tools, action, question, cfg):
@@ -354,7 +355,7 @@ def refusal(action, graph_type):
 
 @dataclass
 class Result(Outcome):
-    """What a trajectory came to. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
+    """A trajectory's outcome. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
     searches: calls made, with one in the last round, which gets no reply.
     """
     normalised: float = 0.0     # exact match under SQuAD's normalisation
@@ -365,7 +366,7 @@ class Result(Outcome):
 
 
 def turn_label(turn):
-    """What a turn is called on the page."""
+    """A turn's name on the page."""
     kind, action = read_round(turn.text)
     if kind == "answer":
         return kind
@@ -393,7 +394,7 @@ def result_of(turns, question, cfg):
         problem = "no answer" if answer is None else "form"
     said = one_line(answer or "")
     gold = one_line(question.answers[0])
-    found = Result(
+    result = Result(
         answer,
         problem,
         searches=len(called),
@@ -403,16 +404,16 @@ def result_of(turns, question, cfg):
         faults=dict(+faults),
     )
     if said:
-        found.em = float(said == gold)      # the authors' code has `normalised` for it
-        found.f1 = metrics.f1(said, gold)
-        found.normalised = metrics.exact_match(said, gold)
-    return found
+        result.em = float(said == gold)     # the authors' code has `normalised` for it
+        result.f1 = metrics.f1(said, gold)
+        result.normalised = metrics.exact_match(said, gold)
+    return result
 
 
 def round_is_right(text, think, last):
     """Exactly one thought (--think off: none), then one readable call; in the last round alone the answer."""
-    found = ROUND[think].fullmatch(text)
-    if not found or (found[1] == "answer") != last:
+    form = ROUND[think].fullmatch(text)
+    if not form or (form[1] == "answer") != last:
         return False
     return last or not isinstance(read_round(text)[1], Fault)
 
@@ -424,25 +425,20 @@ def pattern_of(called, answer):
     word = ""
     for action in called:
         word += "x" if isinstance(action, Fault) else letters[action[0]]
-    return word + ("-" if answer is None else "a")
+    if answer is None:
+        return word + "-"
+    return word + "a"
 
 
-def rollouts(policy, tools, questions, cfg, *seed, ended=None):
-    """group_size trajectories a question, all played at once; each depends on its own seed alone.
-    ended(trajectory, question): told of each as soon as it is there."""
+def rollouts(policy, tools, questions, cfg, *seed):
+    """group_size trajectories per question, all played at once; each depends on its own seed alone."""
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
-
-    async def one(question, key, own):
-        trajectory = await play(policy, search, question, key, cfg, own, cfg.temperature)
-        if ended:
-            ended(trajectory, question)
-        return trajectory
-
     agents = []
     seeds = rollout.question_seeds(questions, cfg.seed, *seed)
     for q, own in zip(questions, seeds, strict=True):
-        agents += [one(q, f"chain{k}", own) for k in range(cfg.group_size)]
+        player = AGENT.player(policy, search, q, cfg, own, cfg.temperature)
+        agents += [play(player, q, f"chain{k}") for k in range(cfg.group_size)]
     return rollout.run_agents(agents, policy.engine, search)
 
 
@@ -620,46 +616,45 @@ METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | calls.CALLS
 
 def train(run, stage, policy, initial, task):
     """PPO with the reward of stage 1 or 3, and a critic that begins at 0 in both. initial: the weights the
-    stage began with, for the KL. task: questions and tools of one set."""
+    stage began with, for the KL."""
     cfg = run.cfg
     actor = load_actor_critic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
     optimizer = make_optimizer(actor, cfg)
-    learner = replace(policy, model=actor)  # what checkpoints keep
+    learner = replace(policy, model=actor)  # saved in checkpoints
     for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
         set_rates(optimizer, cfg, step)
 
         # 1. sample
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
-        with timed(row, "time/rollout"):
-            policy.engine.sync(policy.model)
-            done = rollouts(policy, task.tools, questions, cfg, stage, step)
-            policy.engine.sleep()
+        with run.sampling(policy, row):
+            trajectories = rollouts(policy, task.retriever, questions, cfg, stage, step)
 
-        # 2. score
-        for t in done:
+        # 2. score whole trajectories; token_rewards puts this on their last sampled tokens
+        for t in trajectories:
             t.reward = REWARD[stage](t)
-        row |= calls.rollout_metrics(done, task.tools)
+        row |= calls.rollout_metrics(trajectories, task.retriever)
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
-        shuffled = data.batch_of_step(done, 1, len(done), stable_seed(cfg.seed, "parts", step))
+        order = stable_seed(cfg.seed, "parts", step)
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), order)  # all of them, once
         parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
         with timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
 
-        # 4. credit
+        # 4. credit, per sampled token: tools' replies have mask 0 in GAE, whitening and both losses
         everything = [b for batches in prepared for b in batches]
         assign_credit(everything, cfg)
         row |= calls.critic_metrics(everything)
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(done, questions, step, cfg.group_size, turn_label, credit)
+        row["sample"] = calls.sample_record(trajectories, questions, step, cfg.group_size, turn_label, credit)
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
-            # sampled tokens on all ranks: prompts and tools' replies have mask 0 in both losses
+            # sampled tokens of the mini-batch on all ranks: each counts the same, whatever its trajectory
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:  # micro-batches of this rank, for memory alone
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
@@ -681,22 +676,16 @@ def train(run, stage, policy, initial, task):
 # ---------------------------------------------------------------- stage 2: rows to learn from (sec. 3.4)
 
 def sampled_rows(cfg, policy, task, file):
-    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one a question, played at training's
+    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
     temperature and turn limit.
 
-    file keeps {"id", "row"} of every trajectory as soon as it ends, row None where it was not right, so that
-    an interrupted run goes on. Every rank samples its part and has all rows; rank 0 writes."""
-    lines = Lines(file) if distributed.rank() == 0 else None
-    known = distributed.gather(lines.rows if lines else [])
-    row_of = {line["id"]: line["row"] for line in known}
-
-    def keep(trajectory, question):
-        if question.id in row_of:
-            return
-        row_of[question.id] = right_row(trajectory, question)
-        if lines:
-            lines.add({"id": question.id, "row": row_of[question.id]})
-
+    file keeps {"id", "row"} of each trajectory, row None where it was not right, so that an interrupted run
+    loses one batch. All ranks have all rows; rank 0 writes."""
+    lines, on_file = None, []
+    if distributed.rank() == 0:
+        lines = Lines(file)
+        on_file = lines.rows
+    row_of = {line["id"]: line["row"] for line in distributed.gather(on_file)}
     policy.engine.sync(policy.model)
     questions = random.Random(stable_seed(cfg.seed, "sft")).sample(task.questions, len(task.questions))
     one_each = replace(cfg, group_size=1)
@@ -704,9 +693,12 @@ def sampled_rows(cfg, policy, task, file):
     with Progress("trajectories of stage 1") as progress:
         for start in range(0, len(questions), 128):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]
-            done = rollouts(policy, task.tools, batch, one_each, "sft", ended=keep)
-            for t, q in zip(done, batch, strict=True):
-                keep(t, q)  # those of other ranks
+            for t, q in zip(rollouts(policy, task.retriever, batch, one_each, "sft"), batch, strict=True):
+                row_of[q.id] = None
+                if t.info.em == 1 and not t.info.problem:
+                    row_of[q.id] = sampled_row(t, q)
+                if lines:
+                    lines.add({"id": q.id, "row": row_of[q.id]})
             rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
             progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
             if len(rows) >= cfg.sft_sampled:
@@ -717,37 +709,30 @@ def sampled_rows(cfg, policy, task, file):
     return rows[:cfg.sft_sampled]
 
 
-def right_row(trajectory, question):
-    """The ShareGPT row of a trajectory that is right in answer and form; None of any other."""
-    if trajectory.info.em != 1 or trajectory.info.problem:
-        return None
-    return row_of(trajectory, question)
-
-
-def row_of(trajectory, question):
+def sampled_row(trajectory, question):
     said = [turn.text for turn in trajectory.turns]
     replies = [turn.observation for turn in trajectory.turns[:-1]]
     return sharegpt_row(question, said, replies, "sampled")
 
 
-def template_rows(cfg, task, progress):
+def template_rows(cfg, task):
     """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
     replies, and thoughts in ready wordings. Left out (and counted): those where a tool does not show the next
     node."""
-    from common.of_omne.world_graphs import thoughts
     known = [q for q in task.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
     rows = []
-    for number, question in enumerate(known, 1):
-        planned = template_calls(question)
-        replies = task.tools.search(planned, cfg.matches)
-        if path_is_shown(question, planned, replies):
-            acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
-            both = zip(thoughts(question, cfg.seed), acts, strict=True)
-            said = [f"<think> {thought} </think> {act}" for thought, act in both]
-            rows.append(sharegpt_row(question, said, replies, "template"))
-        progress(number, len(known))
+    with Progress("template trajectories") as progress:
+        for number, question in enumerate(known, 1):
+            planned = template_calls(question)
+            replies = task.retriever.search(planned, cfg.matches)
+            if path_is_shown(question, planned, replies):
+                acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
+                both = zip(thoughts(question, cfg.seed), acts, strict=True)
+                said = [f"<think> {thought} </think> {act}" for thought, act in both]
+                rows.append(sharegpt_row(question, said, replies, "template"))
+            progress(number, len(known))
     if len(rows) < len(known):
         left_out = len(known) - len(rows)
         warn(f"{left_out} of {len(known)} templates left out: a tool did not show the next step")
@@ -758,14 +743,41 @@ def template_calls(question):
     """The calls of the standard pattern along a question's path: entity_matcher once, then node_info from
     node to node."""
     nodes = [head for head, _, _ in question.evidences]
-    named = [(ENTITY_MATCHER, nodes[0]), *((NODE_INFO, node) for node in nodes)]
-    return [Call(tool, node, question.type, question.question) for tool, node in named]
+    tools = [ENTITY_MATCHER] + [NODE_INFO] * len(nodes)
+    pairs = zip(tools, [nodes[0], *nodes], strict=True)
+    return [Call(tool, node, question.type, question.question) for tool, node in pairs]
+
+
+def thoughts(question, seed=0):
+    """A thought before each call along a question's path and one before the answer, in the ready wordings
+    (their words are in the appendix)."""
+    rng = random.Random(stable_seed(seed, "thoughts", question.id))
+    start = question.evidences[0][0]
+    said = [rng.choice(STARTS).format(subject=start)]
+    known = ""
+    for head, relation, tail in question.evidences:
+        plan = rng.choice(PLANS).format(relation=relation, subject=head)
+        said.append(with_fillers(rng, known, plan))
+        known = rng.choice(FOUND).format(relation=relation, found=tail)
+    said[0] = with_fillers(rng, said[0])
+    return [*said, with_fillers(rng, known, rng.choice(ENDS))]
+
+
+def with_fillers(rng, *parts):
+    """A thought nearly twice as long as a call: what matters, and one or two fillers around it."""
+    said = [part for part in parts if part]
+    count = 1
+    if len(said) < 2 or rng.random() < .5:
+        count = 2
+    for number, filler in enumerate(rng.sample(FILLERS, count)):
+        said.insert(number * len(said), filler)
+    return " ".join(said)
 
 
 def path_is_shown(question, planned, replies):
     """Whether each reply has the next call's name, the last one the answer. If truncation (--max-edges,
     --max-words) hid a name, the row would teach the model to guess it."""
-    named = [*(call.node_name for call in planned[1:]), question.answers[0]]
+    named = [call.node_name for call in planned[1:]] + question.answers[:1]
     return all(one_line(name) in text for name, text in zip(named, replies, strict=True))
 
 
@@ -804,15 +816,11 @@ def sft_rows(cfg, task):
         if samples:
             policy = Run(cfg).policy(weights, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
-        distributed.once(add_templates, cfg, folder, task, rows)
+
+        def write():
+            graph_questions.write_conversations(folder, rows + template_rows(cfg, task))
+        distributed.once(write)
     return graph_questions.read_conversations(file, task.evaluated)
-
-
-def add_templates(cfg, folder, task, rows):
-    """Writes the rows, and those of templates behind them."""
-    with Progress("template trajectories") as progress:
-        rows += template_rows(cfg, task, progress)
-    graph_questions.write_conversations(folder, rows)
 
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
@@ -909,9 +917,7 @@ def fused_sft_loss(model, batch, weights, total, hidden, backend="auto"):
         before, head, batch.target, by_row, total, backend=backend)
 
 
-UPDATES_A_STEP = 25  # of stage 2, in one line of metrics
-
-
+UPDATES_PER_STEP = 25  # of stage 2, in one line of metrics
 SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
 
 
@@ -924,35 +930,26 @@ def train_sft(run, policy, examples):
         peak, warmup = cfg.sft_lr, .1
     optimizer = training.make_optimizer(model, peak, cfg.weight_decay, kind=cfg.optimizer)
     updates = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
-    for step, row in run.steps(policy, optimizer, -(-updates // UPDATES_A_STEP), label="sft | "):
+    for step, row in run.steps(policy, optimizer, -(-updates // UPDATES_PER_STEP), label="sft | "):
         meter = training.Meter()
-        for number in range((step - 1) * UPDATES_A_STEP, min(step * UPDATES_A_STEP, updates)):
+        for number in range((step - 1) * UPDATES_PER_STEP, min(step * UPDATES_PER_STEP, updates)):
             # 1. some conversations, and their rate
             order = stable_seed(cfg.seed, "sft order")
             chosen = data.batch_of_step(examples, number + 1, cfg.sft_batch, order)
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. token weights and the divisor. forward: weights sum to 1 in each conversation, divisor =
-            # number of conversations; update: raw weights, divisor = their sum over all ranks
-            batches = training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes)
-            token_weights = [sft_weights(b, tags, cfg.think_weight) for b in batches]
-            sums = [float(w.sum()) for w in token_weights]
-            total = len(chosen)
-            if cfg.loss_total == "forward":
-                token_weights = [w / w.sum(1, keepdim=True).clamp(min=1e-8) for w in token_weights]
-            else:
-                own = sum(b.weight * s for b, s in zip(batches, sums, strict=True))
-                total = sum(distributed.gather([own]))
-
-            # 3. the update
-            for b, w, of_batch in zip(batches, token_weights, sums, strict=True):
-                loss = weighted_sft_loss(model, b, w, total)
-                (loss * b.weight).backward()
-                stats = {"tokens": int(b.response_mask.sum()), "weight": of_batch}
+            # 2. the update: a weighted mean over each conversation (a forward pass of the paper), then the
+            # mean of all conversations of the update, on all ranks: its divisor is their number
+            for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
+                weights = sft_weights(b, tags, cfg.think_weight)                    # (B, T), 0 outside turns
+                shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
+                loss = weighted_sft_loss(model, b, shares, total=len(chosen))
+                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.end_update(norm):
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
         row |= calls.update_metrics(meter)
@@ -961,20 +958,10 @@ def train_sft(run, policy, examples):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, task, cfg, progress):
-    """One trajectory a question. Returns (rows, summary)."""
-    policy.engine.sync(policy.model)
-    search = rollout.BatchedSearch(task.tools)
-    agents = []
-    for q in task.questions:
-        seed = stable_seed(cfg.seed, "eval", q.id)
-        agents.append(play(policy, search, q, "eval", cfg, seed, cfg.eval_temperature))
-    done = rollout.run_agents(agents, policy.engine, search, progress)
-    for t in done:
-        t.reward = t.info.em
-    rows = [calls.prediction(t, q, turn_label) for t, q in zip(done, task.questions, strict=True)]
-    collect(cfg.collect, done, task.questions, lambda t, q: [row_of(t, q)])
-    about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    return rows, about | calls.summary(rows, done)
+    """One trajectory per question. Returns (rows, summary)."""
+    prediction = partial(calls.prediction, label=turn_label)
+    rows, summary = AGENT.evaluate(policy, task, cfg, progress, prediction, calls.EVALUATED)
+    return rows, summary | calls.patterns_and_faults(rows)
 
 
 # ---------------------------------------------------------------- main
@@ -986,35 +973,30 @@ FREE = ("stage", "curve_questions")  # --resume may go on with others
 
 def stages_of(cfg):
     """{label of its folder and row: (what it does, settings)} of --stage, in order."""
-    thinking = NAMED[cfg.think]
+    begun = [("base", "eval", "on"), ("stage1", "ppo", "on")]
+    both = [
+        ("sft-think", "sft", "on"),
+        ("sft-no-think", "sft", "off"),
+        ("rl-think", "rl", "on"),
+        ("rl-no-think", "rl", "off"),
+    ]
+    as_asked = [stage for stage in both if stage[2] == cfg.think]
     direct = "direct" if cfg.think == "on" else "direct-no-think"
     asked = {
         "synthesize": [],   # the questions are made before any stage
         "eval": [("eval", "eval", cfg.think)],
         "direct": [(direct, "direct", cfg.think)],
         "ppo": [("stage1", "ppo", cfg.think)],
-        "sft": [(f"sft-{thinking}", "sft", cfg.think)],
-        "rl": [(f"rl-{thinking}", "rl", cfg.think)],
-        "three": [
-            ("base", "eval", "on"),
-            ("stage1", "ppo", "on"),
-            (f"sft-{thinking}", "sft", cfg.think),
-            (f"rl-{thinking}", "rl", cfg.think),
-        ],
-        "all": [
-            ("base", "eval", "on"),
-            ("stage1", "ppo", "on"),
-            ("sft-think", "sft", "on"),
-            ("sft-no-think", "sft", "off"),
-            ("rl-think", "rl", "on"),
-            ("rl-no-think", "rl", "off"),
-        ],
+        "sft": as_asked[:1],
+        "rl": as_asked[1:],
+        "three": [*begun, *as_asked],
+        "all": [*begun, *both],
     }
     stages = {}
     for name, kind, think in asked[cfg.stage]:
         settings = replace(cfg, think=think)
         if cfg.sft_lora == "auto":
-            settings.sft_lora = 8 if think == "on" else 0   # sec. 3.5
+            settings.sft_lora = {"on": 8, "off": 0}[think]  # sec. 3.5
         stages[name] = kind, settings
     return stages
 
@@ -1024,25 +1006,28 @@ def folder_of(cfg, name):
     return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{name}"
 
 
-def reproduce(cfg):
+@program()
+def main(argv=None):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
+    cfg = parse_args(argv)
     if cfg.score:
         from common.of_omne.judge import score_answers
         return score_answers(cfg.score, cfg.judge, cfg.judge_model)
-    if cfg.checkpoint or cfg.model:
-        models.find_model(cfg.checkpoint or cfg.model)
     if cfg.ask:
+        run = Run(cfg, "omne_r1")
         evaluated = frozenset()
         if cfg.warmup_data:  # as the run that was warmed up
             evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
-        return ask(Run(cfg), base_weights(cfg, evaluated))
+        tools = graph_questions.load_tools(cfg)
+        question = graph_questions.asked(cfg.ask, tools.graphs)
+        return AGENT.ask(run, base_weights(cfg, evaluated), tools, question)
     asked, runs = stages_of(cfg), []
     for name, (kind, settings) in asked.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(settings, "omne_r1", table, name, FREE, saves=kind in TRAINS))
     if cfg.stage == "rl" and not cfg.checkpoint:
-        left_by_sft(cfg)
+        left_by_sft(cfg)  # refuses where stage 2 is missing
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
     for run in stages(cfg, runs, cfg.steps):
         run_stage(run, asked[run.name][0], task, evals)
@@ -1051,9 +1036,10 @@ def reproduce(cfg):
 
 
 def run_stage(run, kind, task, evals):
-    """Trains and evaluates, or only evaluates. What --resume finds done is not done again."""
+    """Trains and evaluates, or only evaluates. --resume skips a complete stage."""
     cfg, folder = run.cfg, run.folder
-    if folder.is_done(cfg.steps if kind in REWARD else 0, evals):
+    steps = cfg.steps if kind in REWARD else 0
+    if folder.is_done(steps, evals):
         return
     initial = start_weights(cfg, kind, evals[0].evaluated)
     lora = cfg.lora
@@ -1065,19 +1051,16 @@ def run_stage(run, kind, task, evals):
     trains = kind in TRAINS
     policy = run.policy(folder.start or initial, trains, frozen, lora=lora)
     evaluator = evaluate_directly if kind == "direct" else evaluate
-
-    def length(q):
-        return len(render_prompt(policy.tokenizer, q.question, q.type, cfg.think))
-    task, *evals = splits.within_limit([task, *evals], length, cfg.max_prompt, cfg.skip_bad)
+    task, *evals = AGENT.within_limit(policy, [task, *evals], cfg)
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # of each set, between steps
     with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluator):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
-            found = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
-            found = calls.that_fit(found, cfg.max_length)
-            calls.keep_learned(folder, found, turn_label)
-            train_sft(run, policy, found)
+            learned = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
+            learned = calls.that_fit(learned, cfg.max_length)
+            calls.keep_learned(folder, learned, turn_label)
+            train_sft(run, policy, learned)
         elif trains:
             asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]
             if not asked:
@@ -1112,32 +1095,11 @@ def base_weights(cfg, evaluated=frozenset()):
 def parse_args(argv=None):
     """The flags, over the paper's defaults or the embedded world's."""
     cfg = flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph"))
-    cfg = replace(cfg, eval_only=cfg.eval_only or cfg.stage in ("eval", "direct"))
-    cfg = check(cfg)
-    stage = "eval" if cfg.eval_only and cfg.stage != "direct" else cfg.stage
+    if cfg.eval_only and cfg.stage != "direct":
+        cfg = replace(cfg, stage="eval")
+    cfg = graph_questions.check(replace(cfg, eval_only=cfg.stage in ("eval", "direct")))
     graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
-    return replace(cfg, stage=stage, name=cfg.name or flags.run_name(cfg, *graphs))
-
-
-def check(cfg):
-    """Refuses what cannot run."""
-    may_be_zero = "sft_sampled sft_templates sft_lora"
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    for name in ("gamma", "lam"):
-        if not 0 <= getattr(cfg, name) <= 1:
-            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    if cfg.collect and cfg.stage == "direct":
-        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
-    if cfg.lora and cfg.stage == "sft":
-        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
-    graph_questions.check(cfg)
-    return cfg
-
-
-def main(argv=None):
-    """`python omne_r1.py …`"""
-    with program():
-        reproduce(parse_args(argv))
+    return replace(cfg, name=cfg.name or flags.run_name(cfg, *graphs))
 
 
 # ================================================================ appendix: the paper's prompts, and plumbing
@@ -1188,55 +1150,113 @@ For each function call, return the call in Python function-call style within <to
 for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>
 """
 
+# ---------------------------------------------------------------- ready wordings of thoughts (sec. 3.4; ours)
+#
+# A language model's thoughts are long, varied and partly void. So are these: a method that counts thoughts
+# for less than calls is only put to the test where thoughts are worth it.
+
+FILLERS = (
+    "okay let us try to figure this out step by step",
+    "wait but I am not sure about this yet",
+    "hmm let me think about it once more",
+    "well this is a question that needs some care",
+    "let me see what is known so far and what is not",
+    "alright first things first then the rest",
+    "I should not hurry here and look closely",
+    "maybe there is another way to see it but go on",
+    "it could be that I am wrong so let me check",
+    "good now this looks like the right way to go",
+)
+PLANS = (
+    "the next thing to look for is the {relation} of {subject}",
+    "now I need the {relation} of {subject} from the graph",
+    "so the {relation} of {subject} comes next",
+    "what is missing is the {relation} of {subject}",
+    "the edge for the {relation} of {subject} should tell",
+    "to go on one must know the {relation} of {subject}",
+    "I will read the node for the {relation} of {subject}",
+    "from here the {relation} of {subject} leads further",
+    "the question wants the {relation} of {subject} first",
+    "let me get the {relation} of {subject} with the tool",
+)
+FOUND = (
+    "the graph says the {relation} is {found}",
+    "there it is the {relation} is {found}",
+    "from the edges the {relation} is {found}",
+    "so I have found that the {relation} is {found}",
+    "the answer of the tool shows the {relation} is {found}",
+    "one edge tells that the {relation} is {found}",
+    "it is clear now the {relation} is {found}",
+    "this means the {relation} is {found}",
+    "reading the node the {relation} is {found}",
+    "the {relation} is {found} as the graph has it",
+)
+STARTS = (
+    "the question begins with {subject} so find that entity",
+    "first I must locate {subject} in the graph",
+    "the place to start is {subject}",
+    "let me match the name {subject} before anything else",
+    "the only name given is {subject} and it has to be found",
+    "the question names {subject} so that is what to match",
+    "without the entity {subject} there is no way to go on",
+    "I begin by looking for {subject} among the names",
+    "{subject} is where the path starts so let me find it",
+    "what I have is the name {subject} and no more",
+)
+ENDS = (
+    "that is all the question asks for",
+    "nothing is left to look up",
+    "this must be the answer",
+    "now I can say the answer",
+    "the path is at its end here",
+    "with that the question is answered",
+    "so this is what was wanted",
+    "no more calls are needed for this",
+    "everything on the way has been found",
+    "it only remains to write it down",
+)
+
 # ---------------------------------------------------------------- direct answers (Table 2)
 
-async def answer_directly(policy, question, cfg):
-    """A Trajectory of one turn, from memory, without tools and instructions. The answer is all that stands
-    behind the thoughts; em = 1 only if it equals the gold answer."""
-    tokenizer = policy.tokenizer
-    prompt_ids = chat.render_chat(tokenizer, [("user", chat.Foreign(question.question))])
-    prompt_ids += opening(tokenizer, cfg.think)
-    g = await policy.engine.generate(
-        prompt_ids,
+def bare_prompt(tokenizer, question, cfg):
+    """Ids of the question alone, without instructions."""
+    messages = [("user", chat.Foreign(question.question))]
+    return chat.render_chat(tokenizer, messages) + opening(tokenizer, cfg.think)
+
+
+async def answer_directly(player, question, name):
+    """A Trajectory of one turn, from memory, without tools. The answer is all that stands behind the
+    thoughts; em = 1 only if it equals the gold answer."""
+    g = await player.policy.engine.generate(
+        player.prompt_ids,
         stop=(),
-        max_tokens=cfg.max_turn,
-        temperature=cfg.eval_temperature,
-        seed=stable_seed(cfg.seed, "direct", question.id),
+        max_tokens=player.cfg.max_turn,
+        temperature=player.temperature,
+        seed=stable_seed(player.cfg.seed, "direct", question.id),
     )
-    text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+    text = rollout.sampled_text(player.policy.tokenizer, g.token_ids, g.stop_reason)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
     gold = question.answers[0]
-    found = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
-                   normalised=metrics.exact_match(said, gold))
-    return Trajectory(question.id, prompt_ids, [turn], info=found)
+    info = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
+                  normalised=metrics.exact_match(said, gold))
+    return Trajectory(question.id, player.prompt_ids, [turn], info.em, info=info)
 
 
 def evaluate_directly(policy, task, cfg, progress):
     """As evaluate. --score eval_<set>.json has a judge say which of the answers are right."""
-    policy.engine.sync(policy.model)
-    agents = [answer_directly(policy, q, cfg) for q in task.questions]
-    done = rollout.run_agents(agents, policy.engine, rollout.BatchedSearch(None), progress)
-    about = {"set": task.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
-    rows = []
-    for t, q in zip(done, task.questions, strict=True):
-        t.reward = t.info.em
-        rows.append(calls.direct_prediction(t, q))
-    return rows, about | metrics.summarize(rows, calls.DIRECT)
+    agent = Agent("omne_r1", answer_directly, bare_prompt)
+    return agent.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
 
 
-# ---------------------------------------------------------------- --ask
-
-def ask(run, source):
-    """--ask: one trajectory, shown while it is played; TYPE: QUESTION where there are several graphs."""
-    cfg, policy = run.cfg, run.policy(source, trains=False)
-    tools = graph_questions.load_tools(cfg)
-    question = graph_questions.asked(cfg.ask, tools.graphs)
-
-    def agent(search, seed):
-        return play(policy, search, question, "ask", cfg, seed, cfg.eval_temperature, show_turn)
-    trajectory = run.ask(policy, tools, agent, question.question)
-    console.print(f"[bold]answer: {plain(trajectory.info.answer)}[/bold]")
+# The agent, as --ask, --collect and evaluations need it (common/agent.py)
+AGENT = Agent(
+    "omne_r1",
+    play,
+    prompt=lambda tokenizer, question, cfg: render_prompt(
+        tokenizer, question.question, question.type, cfg.think),
+    rows_of=lambda trajectory, question: [sampled_row(trajectory, question)],
+)
 
 
 # ---------------------------------------------------------------- warm-up
@@ -1263,19 +1283,17 @@ def tiny_policy(cfg):
     from common.world import tiny
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
-    def index(made):
-        return graphs.tools_of(made, cfg.max_edges, cfg.max_words)
-
     def render(tokenizer, row, demo, tools):
         question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = graphs.lines_of(row, demo, written)
+        lines = graphs.lines_of(row, demo, written, FILLERS)
 
         def agent(policy, search):
-            return play(policy, search, question, "demonstration", endless, 0, 1.0)
+            return play(AGENT.player(policy, search, question, endless, 0, 1.0), question, "demonstration")
         return [scripted.play(tokenizer, lines, tools, agent)]
 
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    words = graphs.words(cfg.max_edges)
+    words = graphs.words(cfg.max_edges, [*FILLERS, *PLANS, *FOUND, *STARTS, *ENDS])
+    index = partial(graphs.tools_of, max_edges=cfg.max_edges, max_words=cfg.max_words)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
     return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)

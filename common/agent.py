@@ -36,33 +36,35 @@ class Player:
 @dataclass(frozen=True)
 class Agent:
     """An agent that writes <think>, <search> and <answer> tags. Its cfg has, besides the shared flags, top_k,
-    max_searches, max_passage, eval_temperature, and perhaps max_response."""
+    max_searches, max_passage, eval_temperature, and perhaps max_response. Of an agent with other tags
+    `play`, `prompt` and `rows_of` are enough for --ask, evaluations and --collect."""
 
     script: str
     # play(player, question, name): a coroutine that returns the scored Trajectory; name is part of its seeds
     play: Callable
-    prompt: Callable            # prompt(tokenizer, question text, cfg) -> ids
-    result: Callable            # result(tokenizer, text, cfg) -> (text, ids) of a search result
-    around: tuple               # what stands before and after the text of a result
-    tags: tuple                 # single tokens of the world's tokenizer, as are the words
-    words: str
-    answer: tuple               # what stands before and after the answer of a demonstration
-    flawed: tuple               # the same where its format is to be wrong
+    prompt: Callable            # prompt(tokenizer, data.Question, cfg) -> ids
+    result: Callable = None     # result(tokenizer, text, cfg) -> (text, ids) of a search result
+    around: tuple = ()          # what stands before and after the text of a result
+    tags: tuple = ()            # single tokens of the world's tokenizer, as are the words
+    words: str = ""
+    answer: tuple = ()          # what stands before and after the answer of a demonstration
+    flawed: tuple = ()          # the same where its format is to be wrong
     real: tuple = ()            # as `answer`, of demonstrations of real questions
     system: str = ""            # of a conversation on file, with its first message
     request: str = "{question}"
     ends: Callable = lambda cfg: "none"     # which messages the policy ends itself: none | last
     hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up at the world's second level
+    rows_of: Callable = None    # rows_of(trajectory, question) -> rows of --collect, other than `rows`
 
     # ---- playing
 
     def player(self, policy, search, question, cfg, seed, temperature, watch=None):
         """The Player of a question."""
-        prompt_ids = self.prompt(policy.tokenizer, question.question, cfg)
+        prompt_ids = self.prompt(policy.tokenizer, question, cfg)
         return Player(policy, search, prompt_ids, cfg, seed, temperature, watch)
 
-    def evaluate(self, policy, split, cfg, progress, prediction):
-        """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row."""
+    def evaluate(self, policy, split, cfg, progress, prediction, keys=("em", "f1", "searches", "tokens")):
+        """(rows, summary) of an evaluation. prediction(trajectory, question) -> a row; keys: its numbers."""
         trajectories = self.answers(policy, split, cfg, progress)
         rows = [prediction(t, q) for t, q in zip(trajectories, split.questions, strict=True)]
         about = {
@@ -70,7 +72,7 @@ class Agent:
             "seed": cfg.seed,
             "temperature": cfg.eval_temperature,
         }
-        return rows, about | metrics.summarize(rows)
+        return rows, about | metrics.summarize(rows, keys)
 
     def answers(self, policy, split, cfg, progress):
         """A trajectory per question at --eval-temperature; --collect keeps the right ones."""
@@ -82,26 +84,27 @@ class Agent:
             player = self.player(policy, search, q, cfg, seed, cfg.eval_temperature)
             agents.append(self.play(player, q, "eval"))
         trajectories = rollout.run_agents(agents, policy.engine, search, progress)
-        collect(cfg.collect, trajectories, split.questions, self.rows)
+        collect(cfg.collect, trajectories, split.questions, self.rows_of or self.rows)
         return trajectories
 
     def within_limit(self, policy, sets, cfg):
         """splits.within_limit of these splits, by --max-prompt."""
         def length(q):
-            return len(self.prompt(policy.tokenizer, q.question, cfg))
+            return len(self.prompt(policy.tokenizer, q, cfg))
 
         return splits.within_limit(sets, length, cfg.max_prompt, cfg.skip_bad)
 
-    def ask(self, run, source, retriever):
-        """--ask: one trajectory of the weights `source`, shown while it is played."""
+    def ask(self, run, source, retriever, question=None):
+        """--ask: one trajectory of the weights `source`, shown while it is played. question: with what the
+        script knows of it."""
         cfg, policy = run.cfg, run.policy(source, trains=False)
-        question = data.Question("ask", cfg.ask, [""])
+        question = question or data.Question("ask", cfg.ask, [""])
 
         def agent(search, seed):
             player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
             return self.play(player, question, "ask")
 
-        info = run.ask(policy, retriever, agent).info
+        info = run.ask(policy, retriever, agent, question.question).info
         wrong = f" ({info.problem})" if info.problem else ""
         console.print(f"[bold]answer: {plain(f'{info.answer}{wrong}')}[/bold]")
 
@@ -162,7 +165,7 @@ class Agent:
             return t.info.em
 
         def prompt(tokenizer, row):
-            return self.prompt(tokenizer, row["question"], cfg)
+            return self.prompt(tokenizer, data.Question("", row["question"], []), cfg)
 
         def reply(tokenizer, turn_ids, observation):
             return self.result(tokenizer, observation, cfg)[1]

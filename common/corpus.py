@@ -26,6 +26,7 @@ def sections_of_markdown(text):
     """
     sections = [("", [])]
     in_code = False
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # front matter
     for line in text.split("\n"):
         in_code ^= line.lstrip().startswith(FENCE)
         heading = HEADING.match(line)
@@ -48,8 +49,10 @@ def sections_of_html(text):
     for heading in page(re.compile("^h[1-6]$")):
         words = " ".join(heading.get_text(" ").split())
         heading.replace_with(f"\n# {words}\n")
-    for block in page(["p", "div", "li", "tr", "td", "th", "br", "pre", "section", "article"]):
+    for block in page(["p", "div", "li", "tr", "br", "pre", "section", "article"]):
         block.append("\n")
+    for cell in page(["td", "th"]):
+        cell.append(" | ")
     lines = [line.strip() for line in page.get_text().split("\n")]
     return sections_of_markdown("\n".join(lines))
 
@@ -112,7 +115,7 @@ def write_corpus(folder, out):
     if out.exists():
         raise RunError(f"{out} exists: nothing was written; choose another name")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    rows, skipped = [], Counter()
+    rows, skipped, examples = [], Counter(), {}
     with Progress("documents") as progress:
         for number, path in enumerate(files, 1):
             progress(number, len(files))
@@ -123,7 +126,11 @@ def write_corpus(folder, out):
             try:
                 found = passages_of(path)
             except (UnicodeDecodeError, csv.Error) as error:
-                skipped[f"unreadable, such as {path.name} ({type(error).__name__})"] += 1
+                why = "not a table"
+                if isinstance(error, UnicodeDecodeError):
+                    why = "not in UTF-8: save them so"
+                example = examples.setdefault(why, path.name)
+                skipped[f"{why} ({example})"] += 1
                 continue
             if not found:
                 skipped["empty"] += 1

@@ -24,6 +24,7 @@ from common import formats, metrics
 from common.files import UserError, locate, looks_like_path
 from common.formats import Question as Question
 from common.formats import parse_question as parse_question
+from common.passages import titled, unquoted
 
 
 @dataclass
@@ -466,25 +467,10 @@ def _passage(path, number, row):
         if not isinstance(value, str):
             raise DataError(f"{where}: {formats.wrong(key, 'text', value)}")
     title = unquoted(title)
-    first, newline, rest = text.partition("\n")
-    if name == "contents" and newline and unquoted(first) == (title or unquoted(first)):
-        title, text = unquoted(first), rest
+    if name == "contents":
+        title, text = titled(title, text)
     there = [row[key] for key in IDS if row.get(key) not in (None, "")]
     identity = there[0] if there else number - 1
     if isinstance(identity, float) and identity.is_integer():
         identity = int(identity)
     return {"id": str(identity), "title": title, "text": text.strip()}
-
-
-def unquoted(title):
-    """A title without the quotes around it, with those that are its own.
-
-    >>> unquoted('"Oslo"'), unquoted('"Heroes" (David Bowie album)'), unquoted('""Heroes" (album)"')
-    ('Oslo', '"Heroes" (David Bowie album)', '"Heroes" (album)')
-    """
-    title = title.strip()
-    inner = title[1:-1]
-    before = inner.partition('"')[0]
-    around = len(title) > 1 and title[0] == title[-1] == '"'
-    opens = before[-1:] in ("", " ", "(")  # (else the first quote inside closes a name: "Ann" and "Bo")
-    return inner.strip() if around and ('"' not in inner or opens) else title

@@ -163,9 +163,6 @@ def read_json(path, kind):
 def read_evaluation(path):
     """{"summary", "predictions"} of an eval_<set>.json."""
     value = read_json(path, dict)
-    kinds = [type(value.get(name)) for name in ("summary", "predictions")]
-    if kinds != [dict, list]:
-        raise RunError(f"{path} is damaged (no summary and predictions): {REMEDY}")
     check_form(path, value, forms.EVALUATION)
     return value
 

@@ -44,7 +44,7 @@ class Flags:
     limit: int = 0                # first so many training questions; 0 = all
     eval_limit: int = 0           # so many questions of each evaluation set, drawn with the seed; 0 = all
     skip_bad: bool = False        # leave malformed records and overlong prompts out, and count them
-    world_scale: float = 1.0      # size of the embedded world; 1.0 = about 1,000 entities
+    world_scale: float = 1.0      # size of the embedded world; 1 = 1,000 entities, others warm up first
 
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
     # steps between checkpoints; auto = 1 below 1 GB, else 10, or one per 4 GB where that is more; 0 = at the

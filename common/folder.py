@@ -6,7 +6,6 @@
 Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
 folder is <name>-<stage>."""
 
-import datetime
 import fcntl
 import glob
 import json
@@ -16,9 +15,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from common import cache, chat, checkpoint, distributed, process
+from common import cache, checkpoint, distributed
 from common.files import (
     RunError,
     check_form,
@@ -73,25 +70,7 @@ class RunFolder:
         self.id = self.saved.get("run_id") or os.urandom(8).hex()
         if resume:
             self._refuse_changes(free_to_change)
-            self.take_up()
         opened.append(self)
-
-    def take_up(self):
-        """A run goes on with the date in its prompts that it was begun with, and with as many threads: a sum
-        over others rounds otherwise."""
-        chat.today = self.saved.get("date", chat.today)
-        try:
-            datetime.date.fromisoformat(chat.today)
-        except (TypeError, ValueError):
-            raise RunError(f"{self.path}/config.json is damaged (date {chat.today!r}): restore it, "
-                           "or start anew with another --name") from None
-        here = torch.get_num_threads()
-        threads = self.saved.get("threads", here)
-        if threads != here and process.settled is None:
-            warn(f"{self.path} was begun with {threads} threads, here are {here}: "
-                 "it will not go on bit for bit")
-        elif threads != here and isinstance(threads, int) and threads > 0:
-            torch.set_num_threads(threads)
 
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():
@@ -100,9 +79,6 @@ class RunFolder:
                 raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
                                f"not {value!r}; leave {flag} as it was")
         begun_with = self.saved.get("inputs", {})  # (runs of before have none)
-        if not isinstance(begun_with, dict):
-            raise RunError(f"{self.path}/config.json is damaged (inputs): restore it, or start anew with "
-                           "another --name")
         for name, digest in self.inputs.items():
             if begun_with.get(name, digest) != digest:
                 raise RunError(f"--resume: {name.split(' ', 1)[1]} has changed since this run began: "
@@ -227,23 +203,20 @@ def begun(folder):
     return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
 
 
-def open_folder(cfg, script, name, free=(), saves=True):
-    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
-    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints, "once" = one, at its
-    end."""
-    return _open(cfg, script, name, cfg.resume, free, saves)
-
-
 def open_stage(cfg, script, stage, free=(), saves=True):
-    """The same of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet, where
-    another stage of the run was."""
+    """open_folder of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet,
+    where another stage of the run was."""
     base, name = Path(cfg.out) / script, f"{cfg.name}-{stage}"
     if cfg.resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
         raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
-    return _open(cfg, script, name, cfg.resume and begun(base / name), free, saves)
+    return open_folder(cfg, script, name, free, saves, cfg.resume and begun(base / name))
 
 
-def _open(cfg, script, name, resume, free, saves):
+def open_folder(cfg, script, name, free=(), saves=True, resume=None):
+    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
+    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints, "once" = one, at its
+    end. resume: where it is not --resume."""
+    resume = cfg.resume if resume is None else resume
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
         every = folder.saved.get("save_every", 0)

@@ -45,7 +45,7 @@ def parse_question(row):
     for names in (ASKED, ANSWERED):
         if not record.keys() & set(names):
             found = ", ".join(repr(str(name)[:40]) for name in list(row)[:20])
-            raise ValueError(f"field '{names[0]}' is missing: there are {found or 'none'}; needed are "
+            raise ValueError(f"field '{names[0]}' is missing: there are {found or 'none'}; rename to "
                              f"question (or {ASKED[1]}) and answer (or {', '.join(ANSWERED[1:])})")
     return _parse_plain(record)
 

@@ -85,7 +85,10 @@ RATIO = {
                                 SECONDS, label="old log-probs"),
 }
 
-# said once, before the first step
+# said once, before the first evaluation and the first step
+EVALUATION = (
+    "An evaluation's line has 95 % intervals. Answer read = a gold answer stands in what was read; EM there: "
+    "of these questions; copied right = the given answer stands in question or passages.")
 LEGEND = (
     "A step's line has means: reward; em = right ones; format = valid ones; len, turns = sampled tokens and "
     "turns per trajectory; ent = entropy, nats per token; kl = how far updates moved; clip = tokens cut off; "

@@ -33,8 +33,22 @@ def identity(corpus):
     return getattr(corpus, "_fingerprint", "") or cache.key(map(read, corpus))
 
 
+def unquoted(title):
+    """A title without the quotes around it, with those that are its own.
+
+    >>> unquoted('"Oslo"'), unquoted('"Heroes" (David Bowie album)'), unquoted('""Heroes" (album)"')
+    ('Oslo', '"Heroes" (David Bowie album)', '"Heroes" (album)')
+    """
+    title = title.strip()
+    inner = title[1:-1]
+    before = inner.partition('"')[0]
+    around = len(title) > 1 and title[0] == title[-1] == '"'
+    opens = before[-1:] in ("", " ", "(")  # (else the first quote inside closes a name: "Ann" and "Bo")
+    return inner.strip() if around and ('"' not in inner or opens) else title
+
+
 def titled(title, contents):
-    """(title, text) of a passage as servers send it: a title of its own, else the first line of `contents`.
+    """(title, text) of `contents`, whose first line may be the title, given or not.
 
     >>> titled("", '"Oslo"\\nA capital.'), titled("Oslo", '"Oslo"\\nA capital.'), titled("", "A line.")
     (('Oslo', 'A capital.'), ('Oslo', 'A capital.'), ('', 'A line.'))
@@ -42,9 +56,7 @@ def titled(title, contents):
     (('"Heroes" (album)', 'By Bowie.'), ('Oslo', ''))
     """
     first, broken, rest = contents.partition("\n")
-    first = first.strip()
-    if first.count('"') == 2 and first[0] == first[-1] == '"':
-        first = first[1:-1]
-    if title:
-        return title, rest if first == title else contents
-    return (first, rest) if broken else ("", contents)
+    first = unquoted(first)
+    if broken and first == (title or first):
+        return first, rest
+    return title, contents

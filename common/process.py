@@ -24,7 +24,7 @@ import psutil
 
 USER_SET = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 KEPT_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
-settled = None  # what was found, in words, where this module chose the threads
+settled = ""  # what was found, in words
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,23 +39,20 @@ def own_cores():
 
 
 def busy_cores(seconds=0.1):
-    """How many of them other processes keep busy just now; 0.0 where the system does not say."""
+    """How many of them others keep busy while this process sleeps; 0 where the system does not say."""
     try:
-        this = psutil.Process()
-        this.cpu_percent()
         shares = psutil.cpu_percent(seconds, percpu=True)
-        busy = sum(shares[core] for core in own_cores())
-        return max(0.0, busy - this.cpu_percent()) / 100
+        return round(sum(shares[core] for core in own_cores()) / 100)
     except (OSError, LookupError, psutil.Error):
-        return 0.0
+        return 0
 
 
 def settle_threads():
-    """Sets OpenMP's spin count and threads. Returns what it found, None where the user set them."""
+    """Sets OpenMP's spin count and threads, unless the user set them. Returns what it found, in words."""
     if any(name in os.environ for name in USER_SET):
-        return None
+        return ""
     cores = len(own_cores())
-    taken = min(cores, round(busy_cores()))
+    taken = busy_cores()
     # a fraction of a millisecond; OpenMP's own default spins 30 times as long
     os.environ["GOMP_SPINCOUNT"] = "10000"
     os.environ["OMP_NUM_THREADS"] = str(max(1, cores - taken))

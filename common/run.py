@@ -141,9 +141,13 @@ class Run:
         folder = self.folder
         if steps is not None:
             tell(self.cfg, steps)
-        threads = folder.saved.get("threads", torch.get_num_threads())
-        on = folder.saved.get("machine") or machine()
-        folder.create(threads=threads, machine=on, date=chat.today, changed=changed(self.cfg))
+        here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
+        begun = {key: folder.saved.get(key, now) for key, now in here.items()}
+        for key in ("threads", "date"):  # of which sums and prompts depend
+            if begun[key] != here[key]:
+                warn(f"{folder.path} was begun with {key} {begun[key]}, now {here[key]}: it will not go on "
+                     "bit for bit")
+        folder.create(**begun, changed=changed(self.cfg))
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")
@@ -284,12 +288,10 @@ def say_what_was_read(rows, tokenizer):
 
 
 def stages(cfg, runs, total):
-    """Yields the Runs of a program's stages, each taken up as it was begun, and first says what will happen.
-    cfg: the program's; a stage may have settings of its own. total: steps."""
+    """The Runs of a program's stages; says what will happen. cfg: the program's; a stage may have settings of
+    its own. total: steps."""
     tell(cfg, total)
-    for run in runs:
-        run.folder.take_up()
-        yield run
+    return runs
 
 
 # ---------------------------------------------------------------- engines
@@ -361,6 +363,7 @@ def tell(cfg, steps):
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
     say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)
 
@@ -535,13 +538,15 @@ def what_is_saved():
     begun_folders = [f for f in opened if (f.path / "config.json").exists()]
     if not begun_folders:
         return "nothing was written"
+    of_runs = [f for f in begun_folders if "name" in f.config]  # a warm-up that is over is not
     steps = []
-    for folder in begun_folders:
+    for folder in of_runs or begun_folders:
         saved = checkpoint.find(folder.path / "checkpoint")
         if saved:
             step = read_json(saved / "trainer.json", dict).get("step")
             steps.append(f"{folder.path}: checkpoint of step {step}")
-    name = next((f.config["name"] for f in begun_folders if "name" in f.config), "")
     kept = "; ".join(steps) or "no checkpoint yet"
-    how = f" and --resume --name {name}" if name else ""  # (a warm-up goes on by itself)
+    how = ""  # (a warm-up goes on by itself)
+    if of_runs:
+        how = f" and --resume --name {of_runs[0].config['name']}"
     return f"{kept}; go on with the same command{how}"

@@ -117,7 +117,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     dual_clip: where A < 0, no token's term falls below dual_clip * A.
     soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
     log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
-    response_mask = check_shapes(logprobs, advantages, response_mask)
+    response_mask = per_token(logprobs, response_mask, old_logprobs=old_logprobs, advantages=advantages)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -132,7 +132,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
         to_ref = torch.where(response_mask, ref_logprobs - logprobs, 0.0)
         kl = to_ref.exp() - to_ref - 1
         objective = objective - kl_coef * kl
-    loss = -(objective * weights * response_mask).sum()
+    loss = -torch.where(response_mask, objective * weights, 0.0).sum()
 
     cut = (ratio < 1 - clip_low) & (advantages < 0)
     if not soft_clip:  # which keeps the gradient
@@ -149,21 +149,26 @@ def sequence_weights(response_mask, num_sequences=None):
 
 def turn_sums(x, response_mask, turn_ids):
     """Sums of x (B, T) over the sampled tokens of each turn, (B, K), and the number of those tokens."""
-    zeros = x.new_zeros(len(x), int(turn_ids.max()) + 1)
+    zeros = x.new_zeros(len(x), max(1, int(turn_ids.max()) + 1))
     index = turn_ids.clamp(min=0)
     mask = response_mask.to(x.dtype)
     return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
 
 
-def check_shapes(logprobs, advantages, response_mask):
-    """The mask as bool, whatever its dtype. Says in words what a broadcast would hide."""
-    if advantages.shape != logprobs.shape:
-        raise ValueError(f"advantages {tuple(advantages.shape)}: one a token, {tuple(logprobs.shape)} like "
-                         "logprobs; of one a sequence make advantages[:, None].expand_as(logprobs)")
-    if not response_mask.any():
-        raise ValueError("the policy sampled no token of this batch (response_mask is all 0): there is "
-                         "nothing to learn")
-    return response_mask.bool()
+def per_token(logprobs, response_mask, **others):
+    """The mask as bool, whatever its dtype. ValueError for what a broadcast or rounding would hide: a tensor
+    that is not (B, T) as logprobs, log-probs in 16 bits, a sampled token that belongs to no turn."""
+    for name, tensor in {"response_mask": response_mask, **others}.items():
+        if tensor.shape != logprobs.shape:
+            raise ValueError(f"{name} {tuple(tensor.shape)}: one per token, {tuple(logprobs.shape)} like "
+                             f"logprobs; of one per sequence make {name}[:, None].expand_as(logprobs)")
+    if logprobs.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"logprobs are {logprobs.dtype}, rounded by more than a clip window: take the "
+                         "log-softmax of logits.float()")
+    response_mask = response_mask.bool()
+    if "turn_ids" in others and (others["turn_ids"][response_mask] < 0).any():
+        raise ValueError("turn_ids: -1 at a sampled token; number the turns of a row from 0")
+    return response_mask
 
 
 def loss_stats(log_ratio, clipped, response_mask, ratio):
@@ -173,7 +178,7 @@ def loss_stats(log_ratio, clipped, response_mask, ratio):
         "clipped_tokens": int(clipped[response_mask].sum()),
         "kl_sum": float(-log_ratio.detach()[response_mask].sum()),
         "ratio_sum": float(ratio.sum()),
-        "ratio_max": float(ratio.max()),
+        "ratio_max": float(ratio.max()) if len(ratio) else 0.0,
     }
 
 

@@ -23,7 +23,7 @@ actions_taken"""
 # piece: its files, each (name, its import lines, {our file: names, or "*" for all of it})
 PIECES = {
     "atpo_loss": [
-        ("training.py", "import torch", {"common/training.py": "turn_sums check_shapes loss_stats"}),
+        ("training.py", "import torch", {"common/training.py": "turn_sums per_token loss_stats"}),
         ("atpo.py", "import torch\nimport training", {"at2po.py": "atpo_loss update_spread"}),
     ],
     "credit": [
@@ -48,7 +48,7 @@ PIECES = {
     ],
     "grpo_loss": [
         ("grpo_loss.py", "import torch",
-         {"common/training.py": "grpo_loss sequence_weights check_shapes loss_stats"}),
+         {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
     ],
     "mygo": [
         ("turns.py", "", {"common/turns.py": "*"}),
@@ -101,9 +101,13 @@ def lift(piece, folder):
     """Writes the piece's files and example.py into a folder."""
     folder = Path(folder)
     for name, imports, sources in PIECES[piece]:
-        parts = [imports] if imports else []
+        parts = ["# From fivehop, MIT licence (keep its notice):"]
+        if imports:
+            parts.append(imports)
         for file, names in sources.items():
             source = (ROOT / file).read_text(encoding="utf-8")
+            title = ast.get_docstring(ast.parse(source)).split("\n")[0]
+            parts[0] += f"\n# {file}: {title}"
             if names == "*":
                 parts.append(source.replace("from kernels.", "from ").strip())
                 continue

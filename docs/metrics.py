@@ -1,4 +1,4 @@
-"""Prints the table of metric keys in docs/runs.md, from the scripts' METRICS: python -m docs.metrics"""
+"""Prints what the keys of metrics.jsonl are, of all scripts: python -m docs.metrics"""
 
 import askit
 import at2po

@@ -21,9 +21,12 @@ def turns_of(sampled):
 
 
 class ATPOLossTrainer(GRPOTrainer):
-    """Everything else is TRL's: advantages are those of GRPO's groups, the same in every turn."""
+    """Rollouts, rewards and advantages are TRL's: those of GRPO's groups, the same in every turn. The loss is
+    ATPO's alone: loss_type, delta and sampling corrections are not used, and there is no KL term."""
 
     def _compute_loss(self, model, inputs):
+        if self.beta:
+            raise ValueError("ATPO has no KL term: set beta=0")
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         T = inputs["completion_ids"].shape[1]
@@ -46,6 +49,6 @@ class ATPOLossTrainer(GRPOTrainer):
             self.epsilon_low,
             self.epsilon_high,
         )
-        clipped = stats["clipped_tokens"] / stats["tokens"]
+        clipped = stats["clipped_tokens"] / max(1, stats["tokens"])
         self._metrics["train"]["clip_ratio/turns"].append(clipped)
         return loss / self.current_gradient_accumulation_steps

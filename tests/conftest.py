@@ -1,6 +1,7 @@
 """Samples of the real data sets live beside the checkout (or in $FIVEHOP_DATA); tests that
 want them skip where they are missing."""
 
+import http.server
 import importlib.util
 import json
 import multiprocessing
@@ -8,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,57 @@ def _child(main, argv, out, err):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     torch.set_num_threads(torch.get_num_threads())  # a pool anew: threads that load weights would race for it
     main(argv)
+
+
+# ---------------------------------------------------------------- a server that says what it is told to
+
+class JsonServer(http.server.ThreadingHTTPServer):
+    """Answers a POST with reply(its JSON), a GET with `health`: (status, body), (status, body, length to
+    announce), or None to hang up. asked: (path, headers, JSON) of each POST."""
+    health = 404, b""
+
+    def __init__(self, reply, port=0):
+        super().__init__(("127.0.0.1", port), _Answers)
+        self.reply = reply
+        self.asked = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append((self.path, self.headers, request))
+        self.answer(self.server.reply(request))
+
+    def do_GET(self):
+        self.answer(self.server.health)
+
+    def answer(self, answer):
+        if answer is not None:
+            self.send_response(answer[0])
+            for length in answer[2:]:
+                self.send_header("content-length", str(length))
+            self.end_headers()  # without a length the body ends with the connection
+            self.wfile.write(answer[1])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def json_server():
+    """json_server(reply) -> a JsonServer, which ends with the test."""
+    servers = []
+
+    def start(reply):
+        servers.append(JsonServer(reply))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 NEEDS_VLLM = [

@@ -8,10 +8,10 @@ import json
 import sys
 import threading
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from common import data
 from common.metrics import stands_in
+from tests.conftest import JsonServer
 
 
 class Model:
@@ -21,34 +21,23 @@ class Model:
     def __init__(self, *answers, port=0):
         self.answers = list(answers)
         self.requests = []
-        self.keys = []
-        model = self
+        self.server = JsonServer(self.reply, port)
+        self.url = f"{self.server.url}/v1"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                length = int(self.headers["Content-Length"])
-                request = json.loads(self.rfile.read(length))
-                model.requests.append(request)
-                model.keys.append(self.headers.get("Authorization"))
-                answer = model.answers.pop(0) if len(model.answers) > 1 else model.answers[0]
-                if callable(answer):
-                    answer = answer(request)
-                status, body = answer if isinstance(answer, tuple) else (200, model.completion(answer))
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(body.encode())
+    @property
+    def keys(self):
+        return [headers.get("Authorization") for _, headers, _ in self.server.asked]
 
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def completion(self, answer):
+    def reply(self, request):
+        self.requests.append(request)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if callable(answer):
+            answer = answer(request)
+        if isinstance(answer, tuple):
+            return answer[0], answer[1].encode()
         choice = answer if isinstance(answer, dict) else {"finish_reason": "stop"} | {
             "message": {"role": "assistant", "content": answer}}
-        return json.dumps({"choices": [choice]})
+        return 200, json.dumps({"choices": [choice]}).encode()
 
 
 def half_right(questions):

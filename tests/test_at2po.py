@@ -466,16 +466,39 @@ def test_a_huge_ratio_stays_finite():
     assert loss == pytest.approx(math.exp(10))
 
 
-def test_what_a_broadcast_would_hide_is_refused_in_words():
+def losses():
+    """ATPO's and GRPO's of (log-probs, old ones, advantages, mask)."""
+    def grpo(new, old, advantages, mask):
+        return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
+    return [partial(at2po.atpo_loss, turn_ids=TURNS), grpo]
+
+
+@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+def test_what_a_broadcast_or_rounding_would_hide_is_refused_in_words(loss):
     new, old, advantages = loss_inputs()
-    for loss in (
-        lambda a, m: at2po.atpo_loss(new, old, a, m, TURNS),
-        lambda a, m: training.grpo_loss(new, old, a, m, training.sequence_weights(m)),
+    for wrong, words in (
+        ((new, old, advantages[:, 1], MASK), r"advantages \(2,\): one per token, \(2, 7\)"),
+        ((new, old[:, :1], advantages, MASK), r"old_logprobs \(2, 1\)"),
+        ((new, old, advantages, MASK[:, 1:]), r"response_mask \(2, 6\)"),
+        ((new.bfloat16(), old, advantages, MASK), "bfloat16"),
     ):
-        with pytest.raises(ValueError, match=r"advantages \(2,\): one a token, \(2, 7\)"):
-            loss(advantages[:, 1], MASK)
-        with pytest.raises(ValueError, match="sampled no token"):
-            loss(advantages, torch.zeros_like(MASK))
+        with pytest.raises(ValueError, match=words):
+            loss(*wrong)
+
+
+def test_a_sampled_token_belongs_to_a_turn():
+    new, old, advantages = loss_inputs()
+    for turn_ids, words in ((TURNS[:1], r"turn_ids \(1, 7\)"), (0 * TURNS - 1, "turn_ids: -1")):
+        with pytest.raises(ValueError, match=words):
+            at2po.atpo_loss(new, old, advantages, MASK, turn_ids)
+
+
+@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+def test_a_part_of_a_mini_batch_may_have_no_sampled_token(loss):
+    new, old, advantages = loss_inputs()
+    value, stats = loss(new, old, advantages * torch.nan, torch.zeros_like(MASK))
+    value.backward()
+    assert value == stats["tokens"] == stats["ratio_max"] == 0 and not new.grad.any()
 
 
 @pytest.mark.parametrize(

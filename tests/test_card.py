@@ -5,12 +5,12 @@ import re
 from types import SimpleNamespace as Made
 
 import pytest
-import torch
-import transformers
 
 import at2po
-from common import rollout, splits
-from common.engine import Generation, TransformersEngine
+from common import metrics, rollout, splits
+from common import model as models
+from common.engine import TransformersEngine
+from common.files import read_evaluation
 from common.report import card
 from tests.lifting import run
 
@@ -25,30 +25,6 @@ def checkpoint(tmp_path_factory):
     return out / "at2po/card/checkpoint"
 
 
-class Plain:
-    """An engine of transformers' own generate, with the stops of the card."""
-    busy = False
-
-    def __init__(self, folder, stops):
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.stops = stops
-
-    def say(self, prompt_ids, max_tokens=512):
-        def at_a_stop(ids, scores):
-            return self.tokenizer.decode(ids[0, len(prompt_ids):]).endswith(tuple(self.stops))
-        said = self.model.generate(
-            torch.tensor([prompt_ids]), max_new_tokens=max_tokens, do_sample=False,
-            stopping_criteria=[at_a_stop])
-        return said[0, len(prompt_ids):].tolist()
-
-    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
-        ids = self.say(prompt_ids, max_tokens)
-        text = self.tokenizer.decode(ids)
-        found = next((s for s in self.stops if text.endswith(s)), "eos")
-        return Generation(ids, [0.0] * len(ids), found)
-
-
 def code_of(text):
     return re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
 
@@ -61,15 +37,9 @@ def value_of(name, code):
 
 def test_the_card_says_what_was_trained_and_what_it_scored(checkpoint):
     text = (checkpoint / "README.md").read_text()
-    summary = rollout_summary(checkpoint)
-    em = f"{summary['em']:.3f} [{summary['em_low']:.3f}, {summary['em_high']:.3f}]"
-    assert f"| `test` | 6 | {em} | {summary['f1']:.3f} |" in text
-    assert "on `world`, 1 steps, seed 0" in text and "\n    python " in text
-
-
-def rollout_summary(checkpoint):
-    from common.files import read_evaluation
-    return read_evaluation(checkpoint.parent / "eval_test.json")["summary"]
+    summary = read_evaluation(checkpoint.parent / "eval_test.json")["summary"]
+    assert metrics.summary_line("test", summary) in text and summary["n"] == 6
+    assert "on `world`, 1 steps" in text and "by `python " in text
 
 
 def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint):
@@ -80,20 +50,16 @@ def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint)
     assert said.endswith(tuple(stops))
 
     cfg = at2po.parse_args(SMALL[:-1])
-    plain = Plain(checkpoint, stops)
-    prompt_ids = plain.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    _, evals = splits.load_splits(cfg, "")
-    assert prompt_ids == at2po.render_prompt(plain.tokenizer, evals[0].questions[0].question, "chat")
-    policies = [rollout.Policy(None, plain.tokenizer, plain),
-                rollout.Policy(None, plain.tokenizer, TransformersEngine(plain.model, plain.tokenizer))]
-    played = []
-    for policy in policies:  # the same agent over transformers' generate, and over ours
-        def agent(policy, search):
-            return at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 0.0), at2po.Node(), "greedy")
-        leaf = rollout.run_alone(agent, policy, evals[0].retriever)
-        played.append([turn.text for turn in leaf.turns()])
-    assert played[0][0] == said
-    assert played[0] == played[1] and at2po.boxed(played[0][-1])
+    model, tokenizer = models.load_policy(checkpoint)
+    _, [test] = splits.load_splits(cfg, "")
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    assert prompt_ids == at2po.render_prompt(tokenizer, test.questions[0].question, "chat")
+
+    def agent(policy, search):
+        return at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 0.0), at2po.Node(), "greedy")
+
+    policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
+    assert rollout.run_alone(agent, policy, test.retriever).turns()[0].text == said
 
 
 def test_a_question_cannot_leave_its_quotes(tmp_path):

@@ -91,7 +91,7 @@ def test_a_failed_save_keeps_the_checkpoint_that_a_kill_left_under_another_name(
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(ModelError, match="No space left. What was saved before is untouched"):
         save(2)
-    assert checkpoint.read_state(checkpoint.find(folder))["step"] == 1
+    assert names(folder) == ["checkpoint.new"] and checkpoint.read_state(checkpoint.find(folder))["step"] == 1
     monkeypatch.undo()
     save(3)
     assert names(folder) == ["checkpoint"] and checkpoint.read_state(folder)["step"] == 3

@@ -60,7 +60,7 @@ def own(play, tokenizer, texts, index):
 def learned(script, monkeypatch, cfg, *args):
     """The trajectories that --warmup-data would train on."""
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, name, source, examples: examples)
-    warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
+    warmed_up = getattr(script, "warmed_up", None) or script.AGENT.warmed_up
     return [t for example in warmed_up(cfg, *args) for t in example]
 
 
@@ -115,13 +115,11 @@ def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeyp
             "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
 
     def play(policy, search):
-        team = mygo_mujica.Team(policy, place, cfg, 1.0)
-        team.search = search
+        team = mygo_mujica.Team(policy, place, cfg, 1.0, search=search)
         return mygo_mujica.plan(team, QUESTION, "x", 0)
 
     made = own(play, tokenizer, says, OnePage())
-    sharegpt.collect(
-        cfg.warmup_data, [made], [QUESTION], lambda t, q: mygo_mujica.learned_rows(t, q, "text"))
+    sharegpt.collect(cfg.warmup_data, [made], [QUESTION], mygo_mujica.agent_in(place).rows_of)
     same_tokens(mygo_mujica.conversations(made), learned(mygo_mujica, monkeypatch, cfg, small, place))
 
 
@@ -138,10 +136,10 @@ def test_omne_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypa
         says = [text.partition("</think> ")[2] for text in says]
 
     def play(policy, search):
-        return omne_r1.play(policy, search, question, "x", cfg, 0, 1.0)
+        return omne_r1.play(omne_r1.AGENT.player(policy, search, question, cfg, 0, 1.0), question, "x")
 
     made = own(play, tokenizer, says, tools)
-    sharegpt.collect(cfg.warmup_data, [made], [question], lambda t, q: [omne_r1.row_of(t, q)])
+    sharegpt.collect(cfg.warmup_data, [made], [question], omne_r1.AGENT.rows_of)
     same_tokens([made], learned(omne_r1, monkeypatch, cfg, small))
 
 
@@ -277,20 +275,3 @@ def test_another_script_s_conversations_are_refused(tmp_path, small):
     file.write_text(json.dumps({**row, "question": 3}) + "\n")
     with pytest.raises(data.DataError, match="line 1: expected script, id, question"):
         at2po.AGENT.warmed_up(cfg, small, Split("x", [], OnePage()))
-
-
-@pytest.mark.parametrize("flags, message", [
-    (["--data", "q.jsonl", "--model", "m"], "goes with --eval-only"),
-    (["--data", "q.jsonl", "--model", "m", "--eval-only", "--ask", "Who?"], "without --ask"),
-    (["--eval-only"], "is for --data FILE"),
-])
-def test_where_nothing_can_be_collected(tmp_path, flags, message):
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*flags, "--collect", str(tmp_path / "r.jsonl"), "--out", str(tmp_path)])
-    assert message in stop.value.code
-
-
-def test_a_file_in_no_folder_is_refused_before_anything_is_asked(tmp_path):
-    file = str(tmp_path / "a/r.jsonl")
-    with pytest.raises(SystemExit, match="there is no folder"):
-        at2po.main(["--data", "q.jsonl", "--model", "m", "--eval-only", "--collect", file])

@@ -44,7 +44,7 @@ def test_documents_become_passages_under_their_headings(folder, tmp_path, capsys
     ]
     said = capsys.readouterr().out
     assert "10 passages" in said and "1 hidden" in said and "1 .png" in said and "1 empty" in said
-    assert "1 unreadable, such as bad.txt (UnicodeDecodeError)" in said
+    assert "1 not in UTF-8: save them so (bad.txt)" in said
 
 
 def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):

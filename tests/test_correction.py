@@ -171,9 +171,3 @@ def test_the_drift_guard_goes_by_the_coarser_precision_of_sampler_and_trainer(mo
             ("cuda", "fp32", "transformers", "fp32"), ("cuda", "fp32", "vllm", "bf16")):
         monkeypatch.setattr(run.models, "default_device", lambda device=device: device)
         assert run.coarsest_precision(at2po.Config(precision=precision, engine=engine)) == expected
-
-
-def test_it_is_refused_where_no_loss_has_a_ratio():
-    with pytest.raises(SystemExit) as stop:
-        mygo_mujica.main(["--stage", "mygo", "--sampler-correction", "token"])
-    assert "goes with --stage grpo" in str(stop.value.code)

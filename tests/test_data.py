@@ -710,7 +710,7 @@ def test_a_table_s_columns_go_by_name_or_the_message_names_them(header, sep, tmp
     table.write_text(f"{header}\n" + 3 * f"Where?{sep}Oslo\n")
     for skip_bad in (False, True):
         said = error_of(data.load_questions, table, skip_bad=skip_bad)
-        assert "'question' is missing: there are 'Ask', 'Reply'; needed are question (or input)" in said
+        assert "'question' is missing: there are 'Ask', 'Reply'; rename to question (or input)" in said
         assert said.count("missing") == 1 and "\n" not in said
     table.write_text(f"question{sep}Reply\nWhere?{sep}Oslo\n")
     assert "'answer' is missing: there are 'question', 'Reply'" in error_of(data.load_questions, table)

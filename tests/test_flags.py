@@ -95,6 +95,19 @@ REFUSED = [
     ("at2po", "--checkpoint m --data q.jsonl --warmup-data q.jsonl", "begins with --model"),
     ("at2po", "--model m --data q.jsonl --warmup-lr 0", "above 0"),
     ("at2po", "--data x.json", "needs --model"),
+    ("at2po", "--data q.jsonl --model m --collect r.jsonl", "goes with --eval-only"),
+    ("at2po", "--data q.jsonl --model m --eval-only --ask Who? --collect r.jsonl", "without --ask"),
+    ("at2po", "--eval-only --collect r.jsonl", "is for --data FILE"),
+    ("at2po", "--data q.jsonl --model m --eval-only --collect no/where/r.jsonl", "there is no folder"),
+    ("at2po", "--policy http://x/v1 --policy-model m --data q.jsonl", "--eval-only"),
+    ("at2po", "--policy http://x/v1 --data q.jsonl --eval-only", "--policy-model"),
+    ("at2po", "--policy http://x/v1 --policy-model m --model x --data q.jsonl --eval-only", "instead of --"),
+    ("at2po", "--world easy", "--world easy: plain, hard, or hard"),
+    ("at2po", "--world hard:partial=2", "--world hard:partial=2: partial=2"),
+    ("at2po", "--world hard:partial=x", "partial=x"),
+    ("at2po", "--world hard:lists=.3", "lists=.3"),
+    ("at2po", "--world hard --data hotpotqa --model x --corpus contexts", "without --model"),
+    ("mygo_mujica", "--stage mygo --sampler-correction token", "goes with --stage grpo"),
     ("bi_rar", "--clip 1.5", "--clip 1.5: below 1"),
     ("bi_rar", "--lambdas .5,2", "numbers between 0 and 1"),
     ("bi_rar", "--group-size 1", "--group-size 1: at least 2"),
@@ -141,6 +154,8 @@ def test_flags_that_no_run_can_use_are_one_line(script):
 def test_what_is_not_here_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "--log wandb: not installed here; pip install wandb" in refused("at2po", "--log wandb")
+    monkeypatch.setattr(flags, "has_vllm", lambda: False)
+    assert "--engine vllm: vLLM is not installed here; pip install -r" in refused("at2po", "--engine vllm")
 
 
 def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
@@ -205,16 +220,6 @@ def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
     metrics.unlink()
     with pytest.raises(RunError, match="ends at step 0"):
         open_folder(again, "at2po", "a")
-
-
-def test_a_resumed_run_keeps_its_date(tmp_path, monkeypatch):
-    from common import chat
-    cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
-    monkeypatch.setattr(chat, "today", "2026-01-31")
-    open_folder(cfg, "at2po", "a").create(date=chat.today)
-    monkeypatch.setattr(chat, "today", "2026-02-01")
-    open_folder(replace(cfg, resume=True), "at2po", "a")
-    assert chat.today == "2026-01-31"
 
 
 # ---- own questions

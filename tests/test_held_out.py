@@ -254,7 +254,7 @@ def test_rows_of_stage_2_and_of_a_warm_up_leave_out_what_is_evaluated(tmp_path, 
     file = write(tmp_path / "c.jsonl", rows)
     evaluated = {fingerprint("who is 1"), fingerprint("who is 2")}
     cfg = omne_r1.Config(sft_data=file, warmup_data=file)
-    task = graph_questions.Task("train", [], None, evaluated)
+    task = data.Split("train", [], None, evaluated=evaluated)
     assert [row["question"] for row in omne_r1.sft_rows(cfg, task)] == ["Who is 0?", "Who is 3?"]
     assert "left out 2 of 4 conversations" in capsys.readouterr().out
     made = []

@@ -207,9 +207,8 @@ def test_a_script_goes_from_config_to_main_and_then_to_what_is_not_in_the_paper(
     assert places == sorted(places)
 
 
-def test_the_docs_have_every_metric_and_no_other():
-    text = (ROOT / "docs/runs.md").read_text()
-    assert metrics.table() in text, "docs/runs.md: its table is not that of python -m docs.metrics"
+def test_every_metric_has_words():
+    assert [key for key, words, _ in metrics.rows() if not words] == []
 
 
 def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):

@@ -1,13 +1,8 @@
 """graphs/kg_tools.py and serve/server.py: both tools in this process, behind HTTP, and through the client."""
+# ruff: noqa: F811  (a fixture of another file)
 
-import http.client
-import http.server
 import json
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import networkx
 import pytest
@@ -18,7 +13,7 @@ from common.graphs import kg_files
 from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
 from common.serve import server as graph_server
 from tests.conftest import sample
-from tests.test_retriever import Scripted, serving
+from tests.test_retriever import idle, serving  # noqa: F401
 
 TRIPLES = {
     "cs": [("Sorting", "part of", "Algorithms"), ("Merge Sort", "kind of", "Sorting")],
@@ -185,28 +180,14 @@ def test_a_forged_description_ends_nothing_through_file_server_and_client(tmp_pa
 
 
 @pytest.fixture
-def scripted():
+def scripted(json_server):
     """scripted(answer, health) -> HTTPTools of a server that answers /health and then as told."""
-    servers = []
-
-    class Answers(Scripted):
-        def do_GET(self):
-            status, body = self.server.health
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
     def start(answer, health=(200, b'{"status": "ok", "graphs": ["cs"]}'), **options):
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        made.answer, made.health = answer, health
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(made)
-        return HTTPTools(f"http://127.0.0.1:{made.server_address[1]}", **options)
+        server = json_server(answer)
+        server.health = health
+        return HTTPTools(server.url, **options)
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    return start
 
 
 def test_calls_go_in_pieces_and_names_are_cut_and_counted(scripted):
@@ -278,16 +259,6 @@ def test_a_call_without_an_answer_is_asked_again_and_then_an_error(scripted, mon
         tools.search(calls_of("a", "b"))
 
 
-def test_a_server_that_is_gone_is_an_error_at_the_first_call(monkeypatch):
-    stop, url = serving(graph_server.graph_app(local_tools()))
-    tools = HTTPTools(url, retries=1)
-    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
-    assert tools.search(calls_of("Sorting"))[0].startswith("Entity: Sorting")
-    stop()
-    with pytest.raises(kg.GraphError, match="no graph service at .* after 2 tries"):
-        tools.search(calls_of("Sorting", "Algorithms"))
-
-
 def test_an_unknown_graph_is_a_text_and_no_request(scripted):
     tools = scripted(lambda request: pytest.fail("asked"))
     assert tools.search([CALLS[-1]]) == ["There is no graph 'no such graph'. The graphs: cs."]
@@ -319,28 +290,8 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, 
     assert "\n" not in str(stopped.value)
 
 
-def test_serve_listens_on_loopback_and_says_where_and_what():
-    command = [sys.executable, "-m", "common.serve", "graph", "--port", "0"]
-    command += ["--graph", sample("lightrag_graph")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               cwd=Path(__file__).parents[1])
-    guard = threading.Timer(120, process.kill)
-    guard.start()
-    try:
-        lines = []
-        while not lines or lines[-1] and not lines[-1].startswith("serving"):
-            lines.append(process.stdout.readline())
-        assert lines[0] == "christmas_carol: 322 entities, 359 edges\n"
-        last = lines[-1]
-        assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last
-        tools = HTTPTools(last.split()[-1])
-        for graph in ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix"):
-            file = sample(f"lightrag_graph/{graph}/graph_chunk_entity_relation.graphml")
-            name = next(iter(networkx.read_graphml(file))).strip('"')
-            found, node = tools.search([Call(tool, name, graph) for tool in ("entity_matcher", "node_info")])
-            assert f"1. Entity: {name}\n" in found, graph
-            assert node.startswith(f"Entity: {name}\nType: ") and "\nDescription: " in node, graph
-    finally:
-        process.terminate()
-        process.wait()
-        guard.cancel()
+def test_serve_says_where_it_listens_and_what(idle, capsys):
+    graph_server.main(["graph", "--graph", str(sample("lightrag_graph")), "--port", "0"])
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "christmas_carol: 322 entities, 359 edges"
+    assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last

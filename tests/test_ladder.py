@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import at2po
-from common import ladder
+from common import ladder, metrics
 from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
@@ -64,15 +64,18 @@ def small_table(tmp_path):
     return folders, recipe | {"rows": rows}
 
 
-def test_a_table_by_hand(tmp_path, drawn):
+def test_a_table_by_hand(tmp_path, drawn, capsys):
     folders, recipe = small_table(tmp_path)
-    ladder.show(tmp_path / "x", "x", recipe, folders)
+    half = {"half": {0: folders["a"][0], 1: tmp_path / "nowhere"}}
+    ladder.show(tmp_path / "x", "x", recipe | {"rows": recipe["rows"] | {"half": {}}}, folders | half)
+    assert "half is left out" in " ".join(capsys.readouterr().out.split())
     lines = lines_of(tmp_path / "x-table.json")
     assert [line["method"] for line in lines] == ["start", "a", "b", "c"]
     assert [line["paper"] for line in lines] == ["0.5", "1.0", "", ""]
     assert [line["minus"] for line in lines] == ["", "start", "a", "b"]
     assert lines[2]["EM by seed"] == "0.500 0.750" and lines[2]["n"] == 4
-    assert lines[2]["by question"].startswith("+0.375 [")
+    # a question counts once, with its mean over the seeds
+    assert lines[2]["by question"] == metrics.signed(metrics.bootstrap_interval([1, 0, 0, .5]))
     # seeds: +.25 and +.5, Student's t with one degree of freedom
     assert lines[2]["by seed"] == "+0.375 [-1.213, +1.963]"
     assert lines[0]["tokens"] == "" and lines[1]["tokens"] == "400"

@@ -10,6 +10,7 @@ import re
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -373,14 +374,14 @@ def test_the_page_tells_the_threshold_and_what_passed_it():
     for group in made:
         for t in group:
             t.info = m.Attempt()
-    assert m.threshold_in_words(made, m.next_threshold(0, .4)) == [
-        "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"]
-    assert m.threshold_in_words(made, .8)[0].startswith("K = 0.800 stays from before, since ")
+    risen = "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"
+    before = teams.threshold_in_words(made, .8, m.next_threshold)
+    assert before.startswith("K = 0.800 stays from before, since ")
     chosen = [[made[0][1]], []]
-    group = teams.sample_record([QUESTION] * 2, made, chosen, "mygo", .7, 1, ["K = 0.7"])
+    group = teams.sample_record([QUESTION] * 2, made, chosen, "mygo", .7, 1, m.next_threshold)
     for t, last in zip(group["trajectories"], ("not pass, not chosen", "passes, chosen"), strict=True):
         assert t["why"][1:3] == [
-            "K = 0.7", "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
+            risen, "1 of 2 attempts of this question pass, of the iteration 1 of 4"]
         assert t["why"][3].endswith(f"{last} to learn from")
 
 
@@ -579,6 +580,9 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
     assert stats == their_stats and stats["clipped_tokens"] > 0
 
 
+sampling = partial(m.Run.sampling, None)  # (of a run that is a stub)
+
+
 def learned_by(stage, model, groups, folder, lr=1e-3, times=1, **more):
     """The last row of `times` epochs over the groups, by Eq 6 or with a ratio."""
     optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
@@ -634,7 +638,7 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     synced = []
     policy = Policy(model, tokenizer, SimpleNamespace(sync=synced.append, sleep=lambda: None))
     train = replace(place(), questions=[QUESTION])
-    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *_, **__: [(1, {}), (2, {})])
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *_, **__: [(1, {}), (2, {})], sampling=sampling)
     m.train(run, "mygo", policy, policy, None, train)
     assert synced == [model] * 2  # each iteration samples with its own weights
 
@@ -706,7 +710,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, tmp_p
     policy = rollout.Policy(model, tokenizer, SimpleNamespace(sync=lambda model: None, sleep=lambda: None))
     place = SimpleNamespace(questions=[None], retriever=None)
     cfg = config(steps=4, lr_warmup=.75, lr=1e-5, lr_final=0.0, grpo_lr=2e-6, kl_coef=0.0, mini_batch=9)
-    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: ((step, {}) for step in range(1, 5)))
+    steps = [(step, {}) for step in range(1, 5)]
+    run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: steps, sampling=sampling)
     m.train(run, stage, policy, policy, None, place)
     falls = [1, (1 + .5**.5) / 2, .5, (1 - .5**.5) / 2]  # half a cosine at 0, 1/4, 1/2 and 3/4
     at_once = [1e-5 * fall for fall in falls] if stage == "mygo" else [2e-6] * 4
@@ -739,11 +744,11 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
         return next(answers)
 
     monkeypatch.setattr(m, "plan", plan)
-    monkeypatch.setattr(m, "record_warm_up", lambda *_: None)
+    monkeypatch.setattr(m, "write_sharegpt", lambda *_, **__: None)
     monkeypatch.setattr(m, "sft", lambda *args: learned.extend(args[-1]))
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: None)
     engine = SimpleNamespace(sync=synced.append, sleep=lambda: None, busy=False)
-    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None)
+    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None, append=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
     run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None)
@@ -804,7 +809,7 @@ def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward(
     for row, env in itertools.product(made.questions, ("text", "kg")):
         where = m.Place(env, "warmup", [], tiny.bm25(made), graph)
         demo = world_demonstrations.demonstrate(made, row, 0, 0.0)
-        planner, *workers = m.render_demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
+        planner, *workers = m.demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
         assert planner.reward == planner.info.em == 1 and not planner.info.faults
         assert len(workers) == len(demo.steps)
 

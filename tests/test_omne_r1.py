@@ -11,6 +11,7 @@ import time
 import types
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import networkx
@@ -280,7 +281,7 @@ def test_the_papers_setting_is_that_of_the_authors_script():
     cfg = omne_r1.parse_args(["--model", "x", "--graph", "g=x.jsonl"])
     assert (cfg.questions_per_step, cfg.mini_batch, cfg.steps) == (256, 256, 350)
     assert (cfg.lr, cfg.head_lr) == (1e-6, 1e-5)
-    assert (cfg.loss_total, cfg.max_rounds, cfg.max_turn, cfg.max_train_turn) == ("forward", 7, 3000, 1024)
+    assert (cfg.max_rounds, cfg.max_turn, cfg.max_train_turn) == (7, 3000, 1024)
     assert cfg.unique and not CFG.unique  # in the world sentences tell them apart
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     optimizer.add_param_group({"params": [torch.zeros(1)]})
@@ -306,8 +307,9 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
             yield step, rows[-1]
 
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    run = types.SimpleNamespace(cfg=cfg, folder=types.SimpleNamespace(start=None), steps=in_turn)
-    place = graph_questions.Task("train", [asked()], None)
+    run = types.SimpleNamespace(cfg=cfg, folder=types.SimpleNamespace(start=None), steps=in_turn,
+                                sampling=lambda *_: nullcontext())
+    place = data.Split("train", [asked()], None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(omne_r1, "rollouts", lambda *_: sampled())
         patch.setitem(omne_r1.REWARD, "ppo", lambda trajectory: trajectory.reward)
@@ -562,7 +564,7 @@ def test_the_fast_path_has_the_same_loss_and_gradient(policy_folder, tokenizer):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tokenizer):
+def test_each_conversation_counts_the_same_however_long(policy_folder, tokenizer):
     examples = [conversation(tokenizer, *CONVERSATIONS[name]) for name in ("none", "unclosed")]
     rows = []
 
@@ -577,12 +579,10 @@ def test_forward_totals_make_each_conversation_count_the_same(policy_folder, tok
         return rows[-1]["train/loss"]
 
     alone = [loss(CFG, [e]) for e in examples]
+    both = loss(CFG, examples)
+    assert both == pytest.approx(sum(alone) / 2, rel=1e-5)
     tokens = [sum(len(t.ids) for t in e.turns) for e in examples]
-    forward = loss(omne_r1.replace(CFG, loss_total="forward"), examples)
-    assert forward == pytest.approx(sum(alone) / 2, rel=1e-5)
-    whole = sum(a * n for a, n in zip(alone, tokens)) / sum(tokens)
-    assert loss(omne_r1.replace(CFG, loss_total="update"), examples) == pytest.approx(whole, rel=1e-5)
-    assert loss(CFG, examples) == forward  # the paper's is the default
+    assert both != pytest.approx(sum(a * n for a, n in zip(alone, tokens)) / sum(tokens), rel=1e-3)
 
 
 @pytest.mark.parametrize("lora, peak, rising", [(8, CFG.sft_lr, 2), (0, CFG.sft_full_lr, 0)])
@@ -609,7 +609,7 @@ def play(tokenizer, texts, tools, question, **flags):
     cfg = omne_r1.replace(CFG, **flags)
     policy = Policy(None, tokenizer, Scripted(tokenizer, texts))
     search = rollout.BatchedSearch(tools)
-    agent = omne_r1.play(policy, search, question, "p", cfg, 0, 0.0)
+    agent = omne_r1.play(omne_r1.AGENT.player(policy, search, question, cfg, 0, 0.0), question, "p")
     return rollout.run_agents([agent], policy.engine, search)[0], policy.engine
 
 
@@ -660,7 +660,7 @@ def test_training_and_evaluation_have_seven_turns_and_training_shorter_ones(toke
             engine = Asked(tokenizer, [NODE] * 9)
             engine.sync = lambda model: None
             policy = Policy(None, tokenizer, engine)
-            place = graph_questions.Task("3-hop", [asked()], tools)
+            place = data.Split("3-hop", [asked()], tools)
             if how == "training":
                 done, = omne_r1.rollouts(policy, tools, place.questions, cfg)
                 assert len(done.turns) == 7
@@ -730,8 +730,8 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
     for row in rows:
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
         questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
-    place = graph_questions.Task("train", questions, tools)
-    made = omne_r1.template_rows(CFG, place, rollout.no_progress)
+    place = data.Split("train", questions, tools)
+    made = omne_r1.template_rows(CFG, place)
     for row, question in zip(made, questions):
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
         question = next(q for q in questions if q.answers[0] == row["golden_answer"])
@@ -756,7 +756,7 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
     for number in range(200):
         question = asked(id=str(number), evidences=path)
         calls = omne_r1.template_calls(question)
-        for call, thought in zip(calls, graphs.thoughts(question)):
+        for call, thought in zip(calls, omne_r1.thoughts(question)):
             for i, text in enumerate((thought, omne_r1.written(call))):
                 tokens[call.tool][i] += len(tokenizer(text, add_special_tokens=False)["input_ids"])
     for thought, call in tokens.values():
@@ -791,23 +791,20 @@ def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(token
 
 def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(tools, monkeypatch, tmp_path):
     questions = [asked(id=str(i)) for i in range(300)]
-    calls = []
+    calls, interrupted = [], []
 
-    def rollouts(policy, tools, batch, cfg, *seed, ended):
+    def rollouts(policy, tools, batch, cfg, *seed):
         kinds = [played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin"),
                  played("x " + MATCH, ANSWER)]
-        done = {}
-        calls.append(done)
-        for q in sorted(batch, key=lambda q: int(q.id)):  # in another order than that of the batch
-            if len(calls) == 2 and len(done) == 50:
-                raise KeyboardInterrupt
-            done[q.id] = kinds[int(q.id) % 3]
-            ended(done[q.id], q)
-        return [done[q.id] for q in batch]
+        if len(calls) == 1 and not interrupted:
+            interrupted.append(batch)
+            raise KeyboardInterrupt
+        calls.append([q.id for q in batch])
+        return [kinds[int(q.id) % 3] for q in batch]
 
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    place = graph_questions.Task("train", questions, tools)
+    place = data.Split("train", questions, tools)
 
     def sampled():
         return omne_r1.sampled_rows(CFG, Policy(None, None, engine), place, tmp_path / "sampled.jsonl")
@@ -819,11 +816,8 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     said = [m["value"] for m in made[0]["conversations"]]
     assert said == ["Who is it?", MATCH, "seen", NODE, "seen", ANSWER]
     played_ids = [i for ids in calls for i in ids]
-    assert len(calls[1]) == 50 and sorted(played_ids) == sorted(q.id for q in questions)  # none anew
-    calls.clear()
+    assert interrupted and sorted(played_ids) == sorted(q.id for q in questions)  # none anew
     (tmp_path / "sampled.jsonl").unlink()
-    calls.append({})
-    calls.append({})
     assert sampled() == made  # in the order of the questions, whatever was cut
     place.questions.clear()
     assert sampled() == []
@@ -876,7 +870,7 @@ def test_accuracy_within_the_standard_pattern_has_an_interval(tokenizer, tools, 
     engine.sync = lambda model: None
     rows = []
     for i in range(8):  # one by one: the script is in this order
-        place = graph_questions.Task("1-2-hop", [asked(tail, id=str(i))], tools)
+        place = data.Split("1-2-hop", [asked(tail, id=str(i))], tools)
         policy = Policy(None, tokenizer, engine)
         one, summary = omne_r1.evaluate(policy, place, CFG, rollout.no_progress)
         rows += one
@@ -1095,7 +1089,7 @@ def same_stage(whole, parts):
 
 
 def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, monkeypatch):
-    monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
+    monkeypatch.setattr(omne_r1, "UPDATES_PER_STEP", 2)
     args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 4, "--sft-lora", "0", "--think", "off")
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     real = training.Meter.means
@@ -1117,7 +1111,7 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
 
 @pytest.mark.kill
 def test_a_killed_stage_2_loses_at_most_a_step(tmp_path, policy_folder, monkeypatch):
-    monkeypatch.setattr(omne_r1, "UPDATES_A_STEP", 2)
+    monkeypatch.setattr(omne_r1, "UPDATES_PER_STEP", 2)
     args = ("--stage", "sft", "--save-every", 1, "--sft-epochs", 6)
     base = run(tmp_path, policy_folder, *args, "--name", "whole")
     parts = base / "parts-sft-think"
@@ -1362,10 +1356,10 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer,
             return [said.replace("Torin", "…") for said in tools.search(calls, k)]
 
     known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
-    whole, cut = (graph_questions.Task("train", [known], tool) for tool in (tools, Cut()))
+    whole, cut = (data.Split("train", [known], tool) for tool in (tools, Cut()))
     calls = omne_r1.template_calls(known)
     assert not omne_r1.path_is_shown(known, calls, Cut().search(calls, 3))
-    assert omne_r1.template_rows(CFG, cut, rollout.no_progress) == []
+    assert omne_r1.template_rows(CFG, cut) == []
     shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
     assert omne_r1.path_is_shown(known, calls, shown)
     assert whole.questions == cut.questions

@@ -108,27 +108,37 @@ def browser():
         b.close()
 
 
-def open_page(browser, folder, hash="", **options):
-    page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
-    page.set_default_timeout(60_000)
-    page.problems, page.requests = [], []
-    page.on("pageerror", lambda e: page.problems.append(str(e)))
-    page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
-    page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.requests.append(r.url))
-    page.on("dialog", lambda d: page.problems.append("dialog"))
-    if folder.suffix != ".html":
-        folder = folder / "trajectories.html"
-    page.goto(f"file://{folder}#{hash}")
-    page.wait_for_selector("#list li")
-    return page
+@pytest.fixture
+def shown(browser):
+    """shown(run folder or file) -> its page, opened. By the end of the test nothing from the data has run in
+    it, nothing went wrong, and nothing was asked of a network."""
+    pages = []
+
+    def show(place, hash="", **options):
+        if place.suffix != ".html":
+            place = write_page(place)
+        page = browser.new_page(viewport={"width": 1400, "height": 900}, **options)
+        page.set_default_timeout(60_000)
+        page.problems = []
+        page.on("pageerror", lambda e: page.problems.append(str(e)))
+        page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
+        page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.problems.append(r.url))
+        page.on("dialog", lambda d: page.problems.append("dialog"))
+        page.goto(f"file://{place}#{hash}")
+        page.wait_for_selector("#list li")
+        pages.append(page)
+        return page
+
+    yield show
+    for page in pages:
+        assert not page.problems and page.title() != "owned"
+        page.close()
 
 
-def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, browser):
+def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, shown):
     groups = [tree(i, (1, 0, -1) if i == 2 else (1, 0, 0)) for i in range(9)]
-    run = make_run(tmp_path / "at2po/x", groups, rows=ROWS)
-    folders.main([str(run)])
-    page = open_page(browser, run)
-    assert page.title() == "at2po / x" and not page.problems and not page.requests
+    page = shown(make_run(tmp_path / "at2po/x", groups, rows=ROWS))
+    assert page.title() == "at2po / x"
     assert page.locator("#list li").count() == 9
     assert page.locator(".graph circle").count() == 4 and page.locator(".graph rect").count() == 1
     assert ATTACK in page.locator("#main").inner_text()
@@ -166,32 +176,25 @@ def test_the_page_shows_trees_and_turns_and_runs_nothing_from_them(tmp_path, bro
     page.locator("#search").press("Escape")
     page.keyboard.press("c")
     assert page.locator("#curves").evaluate("d => d.open")
-    assert page.title() == "at2po / x" and not page.problems and not page.requests
-    page.close()
 
 
-def test_it_opens_on_an_early_tree_with_a_long_way_to_a_right_answer(tmp_path, browser):
+def test_it_opens_on_an_early_tree_with_a_long_way_to_a_right_answer(tmp_path, shown):
     long = tree(1)
     nodes, first = long["nodes"], long["trajectories"][0]
     nodes.append(nodes[2] | {"id": 90, "parents": [first["path"][-1]]})
     first["path"].append(90)
     late = json.loads(json.dumps(long)) | {"step": 90, "question": "late"}
     flat = tree(0, (1, 1, 1))
-    run = make_run(tmp_path / "at2po/x", [flat, tree(2), long, tree(3), late])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(make_run(tmp_path / "at2po/x", [flat, tree(2), long, tree(3), late]))
     assert "film 1" in page.locator("h2").inner_text()
-    page.close()
 
 
-def test_equal_turns_of_siblings_are_one_node_until_a_click(tmp_path, browser):
+def test_equal_turns_of_siblings_are_one_node_until_a_click(tmp_path, shown):
     group = tree(0, (1, 0, 0, 0)) | {"beside": ["value", "value V"]}
     for number in (6, 8):  # the last two answer as the second does
         group["nodes"][number] |= {"text": group["nodes"][4]["text"]}
     group["nodes"][1]["value"] = .5
-    run = make_run(tmp_path / "at2po/x", [group])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(make_run(tmp_path / "at2po/x", [group]))
     counts = page.locator(".graph .count")
     assert counts.all_text_contents() == ["×4", "×3"]
     assert [text.split() for text in page.locator(".paths button").all_inner_texts()] == [["1"], ["0", "×3"]]
@@ -203,26 +206,21 @@ def test_equal_turns_of_siblings_are_one_node_until_a_click(tmp_path, browser):
     assert page.locator(".graph circle").count() == 3
     counts.first.click()
     assert page.locator(".graph circle").count() == 8
-    assert not page.problems
-    page.close()
 
 
-def test_a_link_leads_to_a_turn(tmp_path, browser):
+def test_a_link_leads_to_a_turn(tmp_path, shown):
     run = make_run(tmp_path / "at2po/x", [tree(0), tree(1) | {"question_id": "a/b #1"}])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(run)
     page.keyboard.press("j")
     page.locator(".paths button").nth(1).click()
     page.locator(".anchor").nth(1).click()
     assert page.url.endswith("#a%2Fb%20%231/1/2")
-    other = open_page(browser, run, hash=page.url.split("#")[1])
+    other = shown(run, hash=page.url.split("#")[1])
     assert "film 1" in other.locator("h2").inner_text() and other.locator(".turn.picked").count() == 1
     assert other.locator(".why").inner_text().startswith("wrong")
     for odd in ("%ZZ", "a%2Fb%20%231/99/99", "nowhere/0", "q0/x/y", "__proto__"):
         other.goto(other.url.split("#")[0] + "#" + odd)
-        assert other.locator("h2").is_visible() and not other.problems
-    page.close()
-    other.close()
+        assert other.locator("h2").is_visible()
 
 
 def evaluated(folder, right, when=("_before", "")):
@@ -237,10 +235,8 @@ def evaluated(folder, right, when=("_before", "")):
     return folder
 
 
-def test_before_and_after_stand_beside_each_other(tmp_path, browser):
-    run = evaluated(tmp_path / "at2po/x", [(0, 0, 1), (1, 0, 1)])
-    write_page(run)
-    page = open_page(browser, run)
+def test_before_and_after_stand_beside_each_other(tmp_path, shown):
+    page = shown(evaluated(tmp_path / "at2po/x", [(0, 0, 1), (1, 0, 1)]))
     assert page.locator("#list li").count() == 3
     assert page.locator("h3").all_inner_texts() == ["before training", "after training"]
     reasons = page.locator(".why").all_inner_texts()
@@ -250,17 +246,15 @@ def test_before_and_after_stand_beside_each_other(tmp_path, browser):
     assert ATTACK in page.locator(".side").nth(1).inner_text() and page.locator("#main img").count() == 0
     page.locator(".anchor").nth(3).click()
     assert page.url.endswith("#q0/1/2") and page.locator(".turn.picked").count() == 1
-    assert page.title() == "at2po / x" and not page.problems and not page.requests
-    page.close()
 
 
-def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, browser, capsys):
+def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, shown, capsys):
     a = evaluated(tmp_path / "r/a", [(0, 1, 0)], [""])
     b = evaluated(tmp_path / "r/b", [(1, 1, 0)], [""])
     (b / "config.json").write_text(json.dumps({"lr": 3e-4, "name": ATTACK}))
     comparison.main([str(a), str(b), "--page", str(tmp_path / "both.html")])
     assert f"page: {tmp_path}/both.html" in capsys.readouterr().out.replace("\n", "")
-    page = open_page(browser, tmp_path / "both.html")
+    page = shown(tmp_path / "both.html")
     assert page.locator("h3").all_inner_texts() == ["a", "b"]
     page.get_by_role("button", name="differ").click()
     assert page.locator("#list li").count() == 1
@@ -270,14 +264,11 @@ def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, browser, ca
     page.locator("#open-config").click()
     rows = page.locator("#config tr").all_inner_texts()
     assert rows[1].split() == ["lr", "0.0001", "0.0003"] and ATTACK in rows[-1]
-    assert not page.problems and not page.requests
-    page.close()
 
 
-def test_a_file_of_the_run_is_added_and_runs_nothing(tmp_path, browser):
+def test_a_file_of_the_run_is_added_and_runs_nothing(tmp_path, shown):
     run = make_run(tmp_path / "at2po/x", [tree(i, (1, 0)) for i in range(90)])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(run)
     assert page.locator("#list li").count() == 60
     assert "60 of the 90 questions of training" in page.locator("#left-out").inner_text()
     page.locator("#load").set_input_files(str(run / "samples.jsonl"))
@@ -292,21 +283,16 @@ def test_a_file_of_the_run_is_added_and_runs_nothing(tmp_path, browser):
     page.locator("#load").set_input_files(str(tmp_path / "more.jsonl"))
     page.locator("#list li").nth(150).wait_for()
     assert page.locator("#list li").count() == 151
-    assert page.title() == "at2po / x" and not page.problems and not page.requests
-    page.close()
 
 
-def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, browser):
+def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, shown):
     group = tree(0)
     group["nodes"][1]["label"] = f"search: {ATTACK}"
     group["trajectories"][0]["answer"] = ATTACK
-    run = make_run(tmp_path / "at2po/x", [group])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(make_run(tmp_path / "at2po/x", [group]))
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG").click()
     picture = ElementTree.parse(download.value.path()).getroot()
-    page.close()
     tags = {node.tag.split("}")[1] for node in picture.iter()}
     assert tags == {"svg", "g", "path", "circle", "rect", "text", "title"}
     assert any("owned" in (node.text or "") for node in picture.iter())
@@ -314,17 +300,14 @@ def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, browser):
     assert all(node.get("fill").startswith("rgb(") for node in shapes)
 
 
-def test_only_filters_that_tell_anything_are_shown(tmp_path, browser):
-    run = make_run(tmp_path / "askit/x", [tree(0, (1,)), tree(3, (1,)) | {"type": "comparison"}])
-    write_page(run)
-    page = open_page(browser, run)
+def test_only_filters_that_tell_anything_are_shown(tmp_path, shown):
+    page = shown(make_run(tmp_path / "askit/x", [tree(0, (1,)), tree(3, (1,)) | {"type": "comparison"}]))
     names = "where", "hops", "type", "outcome"
     shown = {name: page.locator(f"#{name}").is_visible() for name in names}
     assert shown == {"where": False, "hops": False, "type": True, "outcome": False}
-    page.close()
 
 
-def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, browser):
+def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, shown):
     said = "It is old. Its founder was Ada Holt."
     group = tree(0, (1,)) | {"evidence": [["Jade Hawks", "Its founder was Ada Holt."], ["Ada Holt", ""]]}
     for number, seen in enumerate((
@@ -336,7 +319,7 @@ def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, brow
         group["trajectories"][0]["path"].insert(1 + number, 10 + number)
     write_page(make_run(tmp_path / "at2po/x", [group]))
     for scheme in ("light", "dark"):
-        page = open_page(browser, tmp_path / "at2po/x", color_scheme=scheme)
+        page = shown(tmp_path / "at2po/x", color_scheme=scheme)
         marks = page.locator("pre mark")
         assert marks.all_inner_texts() == ["Its founder was Ada Holt."] * 3
         before = "mark => mark.previousSibling.textContent.trimEnd().split('\\n').pop()"
@@ -346,7 +329,6 @@ def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, brow
         assert "marked gold evidence" in page.locator(".facts").first.inner_text()
         look = "mark => { const look = getComputedStyle(mark); return [look.color, look.backgroundColor]; }"
         assert contrast(*marks.first.evaluate(look)) >= 4.5
-        page.close()
 
 
 def contrast(*colours):
@@ -359,22 +341,18 @@ def contrast(*colours):
     return max(light) / min(light)
 
 
-def test_the_prompt_can_be_read_and_stays_open(tmp_path, browser):
+def test_the_prompt_can_be_read_and_stays_open(tmp_path, shown):
     groups = [tree(i) | {"prompt": f"<|system|> You are {i}. {ATTACK}"} for i in range(2)]
-    write_page(make_run(tmp_path / "at2po/x", groups))
-    page = open_page(browser, tmp_path / "at2po/x")
+    page = shown(make_run(tmp_path / "at2po/x", groups))
     assert not page.get_by_text(groups[0]["prompt"]).is_visible()
     page.locator("summary").click()
     assert page.get_by_text(groups[0]["prompt"]).is_visible()
     page.keyboard.press("j")
-    assert page.get_by_text(groups[1]["prompt"]).is_visible() and not page.problems
-    page.close()
+    assert page.get_by_text(groups[1]["prompt"]).is_visible()
 
 
-def test_a_point_of_a_curve_leads_to_its_step(tmp_path, browser):
-    run = make_run(tmp_path / "at2po/x", [tree(i) for i in range(20)], rows=ROWS)
-    write_page(run)
-    page = open_page(browser, run)
+def test_a_point_of_a_curve_leads_to_its_step(tmp_path, shown):
+    page = shown(make_run(tmp_path / "at2po/x", [tree(i) for i in range(20)], rows=ROWS))
     page.keyboard.press("2")
     page.locator("#open-curves").click()
     panels = page.locator("figure")
@@ -394,8 +372,6 @@ def test_a_point_of_a_curve_leads_to_its_step(tmp_path, browser):
         page.locator(f"#open-{name}").click()
         page.locator(f"#{name}").get_by_role("button", name="close").click()
         assert not page.locator(f"#{name}").evaluate("d => d.open")
-    assert not page.problems and not page.requests
-    page.close()
 
 
 def test_the_page_of_a_run_that_goes_on_renews_itself_where_nobody_reads(tmp_path, browser):
@@ -435,59 +411,49 @@ def test_the_page_of_a_run_that_goes_on_renews_itself_where_nobody_reads(tmp_pat
     page.close()
 
 
-def test_questions_of_the_harder_world_are_said_plainly(tmp_path, browser):
+def test_questions_of_the_harder_world_are_said_plainly(tmp_path, shown):
     asked = "Who is the mum of the originator of the band Jade Hawks?"
     run = make_run(tmp_path / "at2po/x", [tree(0, question=asked)])
     (run / "config.json").write_text(json.dumps({"data": "world", "world": "hard:partial=.2"}))
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(run)
     assert page.locator("h2").inner_text() == "Who is the mother of the founder of the band Jade Hawks?"
     assert f"asked as: {asked}" in page.locator("#main").inner_text()
     assert "words that no passage has" in page.locator("nav").inner_text()
-    page.close()
     (run / "config.json").write_text(json.dumps({"data": "my.jsonl", "world": "hard"}))
     write_page(run)
     assert "plainly" not in carried_by(run)["items"][0] and "words" not in carried_by(run)
 
 
-def test_the_page_in_the_docs_is_small_and_opens_on_a_tree(browser):
+def test_the_page_in_the_docs_is_small_and_opens_on_a_tree(shown):
     file = ROOT / "docs/page.html"
     assert file.stat().st_size < 700_000
-    page = open_page(browser, file)
+    page = shown(file)
     assert page.locator(".graph circle").count() > 10 and page.locator("figure").count() > 5
-    assert not page.problems and not page.requests
-    page.close()
 
 
-def test_settings_that_are_not_the_paper_s_come_first(tmp_path, browser):
+def test_settings_that_are_not_the_paper_s_come_first(tmp_path, shown):
     run = make_run(tmp_path / "at2po/x", [tree(0)])
     config = {"lr": 1e-4, "steps": 6, "name": ATTACK, "changed": ["steps"], "run_id": "f00"}
     (run / "config.json").write_text(json.dumps(config))
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(run)
     page.locator("#open-config").click()
     assert page.locator("#config tr").all_inner_texts()[0].split() == ["steps", "6"]
     assert page.locator("#config tr").count() == 3 and ATTACK in page.locator("#config").inner_text()
-    page.close()
 
 
-def test_a_dag_with_several_parents_is_drawn(tmp_path, browser):
+def test_a_dag_with_several_parents_is_drawn(tmp_path, shown):
     g = tree(0, (1,))
     g["nodes"] = [
         {"id": i, "parents": p, "label": f"n{i}", "text": "t", "observation": "", "sampled": i % 2 == 0}
         for i, p in enumerate([[], [0], [0], [1, 2], [3]])
     ]
     g["trajectories"][0]["path"] = [0, 1, 2, 3, 4]
-    run = make_run(tmp_path / "mygo/x", [g])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(make_run(tmp_path / "mygo/x", [g]))
     assert page.locator(".graph path").count() == 5 and page.locator(".graph rect").count() == 2
-    assert not page.problems
-    page.close()
 
 
 @pytest.mark.parametrize("width", [390, 760, 1024, 1400])
-def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
+def test_a_tree_fits_and_its_answers_are_whole(tmp_path, shown, width):
     group = tree(0, (1, 0, -1))
     answers = "the Holy Roman Empire of the German Nation " * 3, "Oslo", "x" * 150
     for trajectory, answer in zip(group["trajectories"], answers, strict=True):
@@ -498,9 +464,7 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
             nodes.append(nodes[deep[-1]] | {
                 "id": len(nodes), "parents": [deep[-1]], "label": "search: " + "y" * 90})
             deep.append(len(nodes) - 1)
-    run = make_run(tmp_path / "at2po/x", [group])
-    write_page(run)
-    page = open_page(browser, run)
+    page = shown(make_run(tmp_path / "at2po/x", [group]))
     page.set_viewport_size({"width": width, "height": 800})
     sticks_out = """() => {
       const pane = document.querySelector(".graph").getBoundingClientRect();
@@ -516,32 +480,27 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, browser, width):
     assert page.evaluate(sticks_out) == []
     said = "".join(page.locator(".graph text").all_text_contents())
     assert all(answer.replace(" ", "") in said.replace(" ", "").replace("\xa0", "") for answer in answers)
-    page.close()
 
 
 @pytest.mark.parametrize("scheme, width", [("dark", 1400), ("light", 420)])
-def test_dark_and_narrow(tmp_path, browser, scheme, width):
-    run = make_run(tmp_path / "at2po/x", [tree(0)])
-    write_page(run)
-    page = open_page(browser, run, color_scheme=scheme)
+def test_dark_and_narrow(tmp_path, shown, scheme, width):
+    page = shown(make_run(tmp_path / "at2po/x", [tree(0)]), color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 800})
     light = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
     assert (light < 60) == (scheme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing sticks out
-    page.close()
 
 
-def test_five_hundred_trajectories_open(tmp_path, browser):
+def test_five_hundred_trajectories_open(tmp_path, shown):
     predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
     assert write_page(run).stat().st_size < 2e6
-    page = open_page(browser, run)
+    page = shown(run)
     page.keyboard.press("j")
     assert page.locator("h2").is_visible() and "500 trajectories" in page.locator("#count").inner_text()
-    page.close()
 
 
-def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
+def test_odd_text_and_numbers_lose_nothing(tmp_path, shown, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
     odd["nodes"][1] |= {"entropy": math.nan, "advantage": math.inf, "logprobs": [-math.inf, -0.1, -0.1]}
     run = make_run(tmp_path / "at2po/x[bold]", [])
@@ -549,12 +508,10 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, browser, capsys):
     lines = [json.dumps(g, ensure_ascii=False) + "\n" for g in groups]
     (run / "samples.jsonl").write_text("".join(lines))
     assert len(read_jsonl(run / "samples.jsonl")) == 3
-    folders.main([str(run)])
-    page = open_page(browser, run)
+    page = shown(run)
     page.keyboard.press("j")
-    assert page.locator("#list li").count() == 2 and not page.problems
+    assert page.locator("#list li").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.close()
     capsys.readouterr()
     record.explain(odd, 0)
     out = capsys.readouterr().out
@@ -682,7 +639,8 @@ def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path,
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
-            names.append(str(exported(tmp_path / f"run/{method}-seed{seed}", values)))
+            name = {"star": f"star-seed{seed}", "mygo": f"seed{seed}-mygo"}[method]
+            names.append(str(exported(tmp_path / "run" / name, values)))
     comparison.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "over questions or, of several seeds, over seeds" in " ".join(said.split())
@@ -880,24 +838,6 @@ def test_a_table_of_stages_by_hand(tmp_path):
     report.method_table(tmp_path / "y", "y", {"short": [short], "other": [other]}, "short", None, columns)
     rows = json.loads((tmp_path / "y-table.json").read_text())["rows"]
     assert rows[1][7] == "-0.500 [-1.000, +0.000] (n 2)"  # of what both were asked
-
-
-def test_seeds_are_paired_by_seed_and_by_question(tmp_path, capsys):
-    ems = {"base": ([0, 0, 1, 0], [0, 1, 0, 0]), "stage1": ([1, 0, 1, 0], [1, 1, 1, 0])}
-    methods = {}
-    for label, seeds in ems.items():
-        methods[label] = [stage(tmp_path / f"{n}-{label}", **{"3-hop": of}) for n, of in enumerate(seeds)]
-    one = stage(tmp_path / "0-half", **{"3-hop": [0] * 4})
-    methods["half"] = [one, tmp_path / "1-half"]  # is left out
-    capsys.readouterr()
-    report.method_table(tmp_path / "x", "x", methods, "base")
-    assert "half is left out" in capsys.readouterr().out
-    base, stage1 = json.loads((tmp_path / "x-table.json").read_text())["rows"]
-    assert base[:2] == ["base", "3-hop"] and base[4] == "0.250 0.250" and base[6:9] == ["", "", ""]
-    assert stage1[4] == "0.500 0.750" and stage1[5] == "0.625 [-0.963, 2.213]"
-    # a question counts once, with its mean over the seeds: +1, 0, +.5, 0
-    assert stage1[7] == metrics.signed(metrics.bootstrap_interval([1, 0, .5, 0]))
-    assert stage1[8] == "+0.375 [-1.213, +1.963]"
 
 
 def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):

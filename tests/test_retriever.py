@@ -450,6 +450,16 @@ def test_a_body_that_becomes_too_large_is_refused_without_reading_it_all(server)
     assert sent < 1000  # 62 MB: what fits into buffers on the way is sent too
 
 
+@pytest.fixture
+def idle(monkeypatch):
+    """Servers that end at once."""
+    class Idle:
+        def run(self, sockets):
+            sockets[0].close()
+
+    monkeypatch.setattr(served, "server", lambda app: Idle())
+
+
 def serve(tmp_path, *flags):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(row) + "\n" for row in CORPUS))
@@ -481,7 +491,7 @@ def test_a_port_in_use_is_one_line_before_the_corpus_is_read(tmp_path):
         served.main([*arguments[:-1], "70000"])
 
 
-def test_a_second_server_on_a_port_ends_at_once_though_the_first_still_makes_its_index(tmp_path, monkeypatch):
+def test_a_second_server_on_a_port_ends_at_once_though_the_first_still_makes_its_index(tmp_path, idle):
     with socket.create_server(("127.0.0.1", 0)) as free:
         arguments = serve(tmp_path, "--port", str(free.getsockname()[1]))
     first, second = [], []
@@ -498,21 +508,11 @@ def test_a_second_server_on_a_port_ends_at_once_though_the_first_still_makes_its
                 return search_app(BM25Retriever(CORPUS)), "3 passages"
             second.append(self)
 
-    class Idle:
-        def run(self, sockets):
-            sockets[0].close()
-
-    monkeypatch.setattr(served, "server", lambda app: Idle())
     served.serve(Index(arguments))
     assert first and not second
 
 
-def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, monkeypatch, capsys):
-    class Idle:
-        def run(self, sockets):
-            sockets[0].close()
-
-    monkeypatch.setattr(served, "server", lambda app: Idle())
+def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, idle, capsys):
     arguments = serve(tmp_path, "--port", "0")
     with open(arguments[2], "a") as file:
         file.write('{"id": "d", "cont')
@@ -525,41 +525,16 @@ def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, 
 # ---- our client
 
 
-class Scripted(http.server.BaseHTTPRequestHandler):
-    """Answers with what the test's function makes of the request: (status, body), (status, body, length to
-    announce), or None to hang up."""
-
-    def do_POST(self):
-        answer = self.server.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        if answer is not None:
-            self.send_response(answer[0])
-            for length in answer[2:]:
-                self.send_header("content-length", str(length))
-            self.end_headers()  # without a length the body ends with the connection
-            self.wfile.write(answer[1])
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
-def scripted():
+def scripted(json_server):
     """scripted(answer) -> HTTPRetriever of a server that answers the first request well and then as told."""
-    servers = []
-
     def start(answer, **options):
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
-        made.answer = lambda request: (200, b'{"result": [[]]}')
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(made)
-        client = HTTPRetriever(f"http://127.0.0.1:{made.server_address[1]}", **options)
-        made.answer = answer
+        server = json_server(lambda request: (200, b'{"result": [[]]}'))
+        client = HTTPRetriever(server.url, **options)
+        server.reply = answer
         return client
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    return start
 
 
 def one_hit(**hit):

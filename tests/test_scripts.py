@@ -139,15 +139,6 @@ def test_a_run_as_a_subprocess(tmp_path):
     assert (folder / "trajectories.html").stat().st_size > 50_000
 
 
-def test_aepo_runs_as_chains_that_branch(tmp_path):
-    run(tmp_path, "--loss", "aepo", "--steps", 1)
-    folder = tmp_path / "at2po/aepo-hard-seed0"
-    config = json.loads((folder / "config.json").read_text())
-    assert config["expansion"] == "branches" and config["credit"] == "outcome" and not config["kl_coef"]
-    for row in rows(folder / "metrics.jsonl"):
-        assert row["rollout/leaves"] == 3 * 4
-
-
 def test_branches_share_what_comes_before():
     cfg = at2po.parse_args([*TINY, "--loss", "aepo", "--group-size", "6"])
     policy = Run(cfg).policy(at2po.tiny_policy(cfg))
@@ -163,13 +154,16 @@ def test_branches_share_what_comes_before():
     assert trees.rollout_metrics(roots)["rollout/tokens"] < sampled
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
-def test_baselines_run_as_chains(tmp_path, loss):
+@pytest.mark.parametrize("loss, expansion, credit, kl_coef, sampled", [
+    ("grpo", "none", "turn", 1e-3, 1), ("gspo", "none", "turn", 0, 1), ("aepo", "branches", "outcome", 0, 1),
+    ("dapo", "none", "turn", 0, 3),  # questions for each that is learned from
+])
+def test_baselines_run_as_chains(tmp_path, loss, expansion, credit, kl_coef, sampled):
     run(tmp_path, "--loss", loss, "--steps", 1)
-    config = json.loads((tmp_path / f"at2po/{loss}-hard-seed0/config.json").read_text())
-    assert config["expansion"] == "none" and (config["kl_coef"] == 1e-3) == (loss == "grpo")
-    sampled = 3 if loss == "dapo" else 1  # questions for each that is learned from
-    assert rows(tmp_path / f"at2po/{loss}-hard-seed0/metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
+    folder = tmp_path / f"at2po/{loss}-hard-seed0"
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["expansion"], config["credit"], config["kl_coef"]) == (expansion, credit, kl_coef)
+    assert rows(folder / "metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
 def test_one_step_and_two_more_equal_three_bit_for_bit(tmp_path, one_step):
@@ -534,44 +528,25 @@ def test_the_response_limit_counts_observations(qwen):
 # ---- bad input
 
 
-def test_bad_files_and_flags(tmp_path, qwen, capsys, monkeypatch):
-    model, out = ["--model", str(qwen)], ["--out", str(tmp_path)]
-    bm25 = ["--retriever", "bm25", "--corpus", "contexts"]
-    broken = tmp_path / "broken.json"
-    broken.write_text('[{"question": "q", "answer": "Ada", "context": []}, {"question": "q"}]')
-    refuse("broken.json: record 2: field 'answer'", *model, *out, *bm25, "--data", broken)
-    empty_answer = tmp_path / "e.jsonl"
-    empty_answer.write_text('{"question": "q", "answer": ""}\n')
-    refuse("record 1: field 'answer' is empty", *model, *out, *bm25, "--data", empty_answer)
-    refuse("no such file", *model, *out, *bm25, "--data", tmp_path / "missing.json")
+def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, capsys, monkeypatch):
+    """An error of each kind; test_data, test_retriever and test_models have the others."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    refuse("HF_HUB_OFFLINE is set", *model, *out, *bm25, "--data", "nobody/no-such-data")
-    fine = tmp_path / "fine.jsonl"
+    fine, broken, corpus = (tmp_path / name for name in ("fine.jsonl", "broken.json", "corpus.jsonl"))
     fine.write_text("".join(f'{{"question": "q{i}", "answer": "Ada"}}\n' for i in range(4)))
-    refuse("no contexts to pool", *model, *out, *bm25, "--data", fine)
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    refuse("the corpus is empty", *model, *out, "--data", fine, "--retriever", "bm25", "--corpus", empty)
-    empty.write_text('{"id": "1", "contents": "?\\n!"}\n')
-    refuse("no words to index", *model, *out, "--data", fine, "--retriever", "bm25", "--corpus", empty)
-    refuse("needs --corpus", *model, *out, "--data", fine, "--retriever", "bm25")
-    refuse(
-        "no search service at http://127.0.0.1:9", *model, *out, "--data", fine,
-        "--retriever", "http://127.0.0.1:9",
-    )
-    corpus = tmp_path / "corpus.jsonl"
+    broken.write_text('[{"question": "q", "answer": "Ada", "context": []}, {"question": "q"}]')
     corpus.write_text('{"id": "1", "contents": "Harbor\\nA harbor."}\n')
-    usable = [*out, "--data", fine, "--corpus", corpus]
-    refuse(
-        "nobody/no-such-model: not in the local cache, and HF_HUB_OFFLINE is set",
-        "--model",
-        "nobody/no-such-model",
-        *usable,
-    )
-    refuse("nothere: no such folder here", "--model", "nothere", *usable)
-    refuse("a folder without config.json", "--model", tmp_path, *usable)
-    refuse("needs --model or --checkpoint", *usable)
-    refuse("the limit is --max-prompt 50", *model, *usable, "--max-prompt", 50, "--name", "long")
+    usable = ["--model", qwen, "--data", fine, "--corpus", corpus, "--out", tmp_path]
+    for message, flags in (
+        ("broken.json: record 2: field 'answer'", ["--data", broken]),
+        ("HF_HUB_OFFLINE is set", ["--data", "nobody/no-such-data"]),
+        ("no contexts to pool", ["--corpus", "contexts"]),
+        ("needs --corpus", ["--corpus", "", "--retriever", "bm25"]),
+        ("no search service at http://127.0.0.1:9", ["--retriever", "http://127.0.0.1:9"]),
+        ("nobody/no-such-model: not in the local cache", ["--model", "nobody/no-such-model"]),
+        ("needs --model or --checkpoint", ["--model", ""]),
+        ("the limit is --max-prompt 50", ["--max-prompt", 50, "--name", "long"]),
+    ):
+        refuse(message, *usable, *flags)
     with pytest.raises(SystemExit) as stop:
         at2po.main(["--learning-rate-of-doom", "1"])
     assert stop.value.code == 2 and "learning-rate-of-doom" in capsys.readouterr().err
@@ -634,11 +609,9 @@ DAMAGES = [
     ("checkpoint/tokenizer.json", lambda old: old[:100], "tokenizer.json is changed since it was saved"),
     ("config.json", "[]", "config.json is damaged (no object)"),
     ("config.json", "{", "config.json is damaged (JSONDecodeError)"),
-    ("config.json", edited(date=5), "config.json is damaged (date 5)"),
-    ("config.json", edited(date="today"), "config.json is damaged (date 'today')"),
     ("eval_test_before.json", None, "eval_test_before.json is missing"),
     ("eval_test_before.json", lambda old: old[:50], "eval_test_before.json is damaged"),
-    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary and predictions)"),
+    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary"),
     ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "line 1 has no step; nothing was changed"),
     ("metrics.jsonl", lambda old: old + b'{"step": "3"}\n', "metrics.jsonl: line 2 has no step"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
@@ -751,8 +724,11 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_p
     shutil.rmtree(folder / "checkpoint")  # as if killed after the step and before the checkpoint
     for file in folder.glob("eval_test.json"):
         file.unlink()
+    change(folder, "config.json", edited(threads=7, date="2026-01-31"))
     run(tmp_path, "--steps", 1, "--name", "a", "--save-every", 10, "--resume")
-    assert "no checkpoint was saved before it stopped" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no checkpoint was saved before it stopped" in said
+    assert "was begun with threads 7, now" in said and "was begun with date 2026-01-31, now" in said
     assert [r["step"] for r in rows(folder / "metrics.jsonl")] == [1]
 
 
@@ -851,23 +827,18 @@ def test_a_name_cannot_leave_the_runs_folder(tmp_path):
     assert not list(tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica])
-def test_what_can_be_refused_is_refused_before_any_data_is_read(tmp_path, monkeypatch, qwen, script):
+@pytest.mark.parametrize("script, name, stage", [
+    (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
+    (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
+def test_what_can_be_refused_is_refused_before_any_data_is_read(
+        tmp_path, monkeypatch, qwen, script, name, stage):
     def read(*_, **__):
         raise AssertionError("data were read first")
 
     monkeypatch.setattr(script.splits, "load_splits", read)
     if script is mygo_mujica:
         monkeypatch.setattr(mygo_mujica, "load_splits", read)
-    stage = (
-        []
-        if script is at2po
-        else ["--stage", "baseline"]
-        if script is bi_rar
-        else ["--stage", "warm-up", "--envs", "text"]
-    )
-    folder = {"at2po": "a", "bi_rar": "a-baseline", "mygo_mujica": "a-text-warm-up"}[script.__name__]
-    folder = tmp_path / script.__name__ / folder
+    folder = tmp_path / script.__name__ / name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(dict.fromkeys(vars(script.Config()), "another")))
     for message, flags in (
@@ -930,36 +901,6 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path
     with pytest.raises(files.HubError, match="HF_HUB_OFFLINE is set"):
         files.locate("somebody/some-model")
     assert len(calls) == 3
-
-
-def test_a_full_disk_loses_nothing(tmp_path, one_step, monkeypatch):
-    folder = one_step / "checkpoint"
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    refuse(
-        "No space left on device. What was saved before is untouched", *TINY, "--out", tmp_path,
-        "--steps", 2, "--name", "a", "--resume",
-    )
-    assert before == {p.name: p.read_bytes() for p in folder.iterdir()}
-    assert not folder.with_name("checkpoint.new").exists()
-    monkeypatch.undo()
-    run(tmp_path, "--steps", 2, "--name", "a", "--resume")
-    assert [r["step"] for r in rows(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2]
-
-
-def test_a_kill_between_the_renames_is_recovered(tmp_path):
-    folder = tmp_path / "checkpoint"
-    folder.with_name("checkpoint.old").mkdir()
-    (folder.with_name("checkpoint.old") / "trainer.json").write_text("{}")
-    assert checkpoint.find(folder).name == "checkpoint.old"
-    folder.with_name("checkpoint.new").mkdir()
-    (folder.with_name("checkpoint.new") / "trainer.json").write_text("{}")
-    assert checkpoint.find(folder).name == "checkpoint.new"
-    assert checkpoint.find(tmp_path / "nothing") is None
 
 
 def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):

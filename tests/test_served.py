@@ -183,24 +183,17 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
         with pytest.raises(SystemExit) as stop:
             evaluate(at2po, files, Model((status, "no such key: sk-secret-1")).url, "--name", f"k{status}")
         assert f"HTTP {status}" in str(stop.value.code) and "sk-secret-1" not in str(stop.value.code)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    served.ServedEngine(model.url, "m", served.TextTokenizer()).chat.ask("?")
+    assert model.keys[-1] == "Bearer none"
     monkeypatch.setenv("OPENAI_API_KEY", "two words")
     with pytest.raises(RunError, match="no key has"):
         served.ServedEngine(model.url, "m", served.TextTokenizer())
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--policy", "http://127.0.0.1:9/v1", "--policy-model", "m", "--data", "q.jsonl"], "--eval-only"),
-    (["--policy", "http://127.0.0.1:9/v1", "--data", "q.jsonl", "--eval-only"], "--policy-model"),
-    (["--policy", "http://127.0.0.1:9/v1", "--policy-model", "m", "--model", "x", "--data", "q.jsonl",
-      "--eval-only"], "is instead of --model"),
-    (["--policy", "nowhere", "--policy-model", "m", "--data", "{q}", "--corpus", "{c}", "--eval-only"],
-     "this is no address"),
-])
-def test_flags_that_no_service_can_use(files, flags, message):
-    filled = [f.format(q=files / "q.jsonl", c=files / "c.jsonl") if "{" in f else f for f in flags]
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*filled, "--out", str(files)])
-    assert message in str(stop.value.code)
+def test_an_address_that_is_none_is_refused(files):
+    with pytest.raises(SystemExit, match="this is no address"):
+        evaluate(at2po, files, "nowhere")
 
 
 def test_a_sample_does_not_depend_on_what_else_is_asked(files):

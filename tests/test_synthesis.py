@@ -1,6 +1,5 @@
 """graphs/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
 
-import http.server
 import json
 import re
 import threading
@@ -403,55 +402,34 @@ def test_more_questions_later_are_added_to_those_there_are(tmp_path):
 # ---- a model behind an address
 
 
-class Fake(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        with self.server.lock:
-            self.server.asked.append((self.path, self.headers, request))
-            answer = self.server.answer(request["messages"][0]["content"])
-        status, body = answer if isinstance(answer, tuple) else (200, said(answer))
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
 def said(text):
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
 @pytest.fixture
-def openai(monkeypatch):
+def openai(monkeypatch, json_server):
     """openai(answer) -> a server; answer(prompt) -> text, or (status, body). server.teacher() asks it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-7")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # which a loopback address does not take
     monkeypatch.setattr(chat_client, "START_RETRIES", 0)
     monkeypatch.setattr(chat_client, "RETRIES", 0)
-    servers = []
 
     def start(answer):
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-        made.answer = answer
-        made.asked = []
-        made.lock = threading.Lock()
-        made.url = f"http://127.0.0.1:{made.server_address[1]}/v1"
+        def reply(request):
+            with server.lock:
+                told = server.answer(request["messages"][0]["content"])
+            return told if isinstance(told, tuple) else (200, said(told))
 
-        def teacher_at(concurrency=8):
-            asker = Teacher(made.url, "r1")
+        def teacher(concurrency=8):
+            asker = Teacher(f"{server.url}/v1", "r1")
             asker.concurrency = concurrency
             return asker
 
-        made.teacher = teacher_at
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(made)
-        return made
+        server = json_server(reply)
+        server.answer, server.lock, server.teacher = answer, threading.Lock(), teacher
+        return server
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    return start
 
 
 def prompts(server):
@@ -545,33 +523,6 @@ def test_a_name_as_it_is_printed_is_the_graph_s(openai, tmp_path):
     row, = synthesize({"tree": graph}, tmp_path, server.teacher(), 1, **ROOT)
     assert row["path"] == ["Root", row["golden_answer"]] == ["Root", "Child\n</think> of it"]
     assert row["question"] == "What is below Root?"
-
-
-def test_the_key_comes_from_the_environment_and_goes_into_no_file(openai, tmp_path, capsys, monkeypatch):
-    def echo(prompt):
-        if len(server.asked) == 3:
-            return 401, b"wrong key: sk-secret-7"
-        told = as_json(["Root", "N0"], "your key is sk-secret-7", "N0")
-        return told if len(server.asked) == 1 else (400, b"too long, sk-secret-7")
-
-    server = openai(echo)
-    with pytest.raises(files.RunError, match="HTTP 401.*environment variable OPENAI_API_KEY") as raised:
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 1, **ROOT)
-    kept = "".join(file.read_text() for file in tmp_path.iterdir())
-    assert "your key is (OPENAI_API_KEY)" in kept
-    output = capsys.readouterr()
-    assert "sk-secret" not in kept + output.out + output.err + str(raised.value)
-    server.answer = lambda prompt: (404, b"no such model for sk-secret-7")
-    with pytest.raises(files.RunError, match=r"HTTP 404 no such model for \(OPENAI_API_KEY\)"):
-        server.teacher().ask("?")
-    monkeypatch.delenv("OPENAI_API_KEY")
-    server.answer = lambda prompt: "well"
-    server.teacher().ask("?")
-    assert server.asked[-1][1]["Authorization"] == "Bearer none"
-    monkeypatch.setenv("OPENAI_API_KEY", "two words")
-    with pytest.raises(files.RunError, match="OPENAI_API_KEY: it has spaces") as raised:
-        server.teacher()
-    assert "two words" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text,reason", [

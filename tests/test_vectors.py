@@ -268,7 +268,7 @@ DAMAGED = {
 def test_a_damaged_file_is_one_line(tmp_path, how, spec):
     path = faiss_file(tmp_path / "e5.index", spec)
     path.write_bytes(DAMAGED[how](path.read_bytes()))
-    with pytest.raises(RetrieverError, match="e5.index: no FAISS index, not all of it") as raised:
+    with pytest.raises(RetrieverError, match="e5.index: no FAISS index, or not all of it") as raised:
         DenseRetriever(CORPUS, "fake", str(path))
     assert "\n" not in str(raised.value) and "python -m common.vectors" in str(raised.value)
 
@@ -333,7 +333,7 @@ def test_codes_of_other_vectors_are_refused(tmp_path, corpus_file):
     with pytest.raises(RetrieverError, match="399 codes for 400 vectors: delete codes.faiss"):
         DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
     (tmp_path / "out/codes.faiss").unlink()
-    with pytest.raises(RetrieverError, match="codes.faiss: no FAISS index"):
+    with pytest.raises(RetrieverError, match="codes.faiss: no such file"):
         DenseRetriever(CORPUS, "fake", str(tmp_path / "out"))
 
 

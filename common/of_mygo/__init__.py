@@ -1,1 +1,1 @@
-"""What serves mygo_mujica.py alone: planners and workers as numbers, as records of the page, as table."""
+"""What serves mygo_mujica.py alone: planners and workers as numbers, on the page, as written lines."""

@@ -14,7 +14,7 @@ from common.page import record
 CHOICE = "threshold K, share chosen"
 BY_THRESHOLD = ("mygo", "offline", "fixed")
 TEAMS = {
-    "rollout/searches": Metric("sub-questions a trajectory, also those that found nothing to read",
+    "rollout/searches": Metric("sub-questions per trajectory, also those that found nothing to read",
                                "searches and turns"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
     "train/tokens": Metric("tokens that the step's updates learned from"),
@@ -28,40 +28,41 @@ TEAMS = {
 }
 
 
-def rollout_metrics(made, chosen, stage, K, conversations):
+def rollout_metrics(groups, selected, stage, K, conversations):
     """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
     the first attempts where further ones go to the questions that need them. conversations(trajectory): the
     planner's and its workers'."""
-    done = [t for group in made for t in group]
-    sampled = [turn for t in done for c in conversations(t) for turn in c.turns]
-    picked = [t for group in chosen for t in group]
-    tokens = sum(t.info.tokens for t in done)
-    row = rollout.means(done)
+    sampled = [t for group in groups for t in group]
+    turns = [turn for t in sampled for c in conversations(t) for turn in c.turns]
+    picked = [t for group in selected for t in group]
+    tokens = sum(t.info.tokens for t in sampled)
+    row = rollout.means(sampled)
     if stage in BY_THRESHOLD:
-        first = rollout.means([group[0] for group in made])
+        first = rollout.means([group[0] for group in groups])
         for key, value in first.items():
             if key.startswith("reward/"):
                 row[key] = value
         row["select/threshold"] = K
     if stage == "grpo":
-        row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, chosen))
+        row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, selected))
     row |= {
         "rollout/tokens": tokens,
-        "rollout/response_tokens": tokens / len(done),
-        "rollout/entropy": rollout.entropy(sampled),
-        "select/attempts": len(done),
+        "rollout/response_tokens": tokens / len(sampled),
+        "rollout/entropy": rollout.entropy(turns),
+        "select/attempts": len(sampled),
         "select/trajectories": len(picked),
-        "select/accepted": len(picked) / len(done),
+        "select/accepted": len(picked) / len(sampled),
         "select/examples": sum(len(conversations(t)) for t in picked),
     }
-    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults_of(done).items()}
+    faults = faults_of(t.info.faults for t in sampled)
+    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
 
 
-def faults_of(trajectories):
-    """{what went wrong: how often}"""
+def faults_of(every):
+    """{what went wrong: how often}, of the faults of all trajectories."""
     total = Counter()
-    for t in trajectories:
-        total.update(t.info.faults)
+    for faults in every:
+        total.update(faults)
     return dict(sorted(total.items()))
 
 
@@ -148,16 +149,29 @@ def prediction(trajectory, question):
     for reports in trajectory.info.workers:
         for worker in reports:
             read += worker.info.materials
-    found = metrics.stands_in(question.answers, " ".join(read))
+    gold_read = metrics.stands_in(question.answers, " ".join(read))
     row = record.row(question, trajectory.info, "answer problem em f1 searches tokens faults")
-    row |= {"read": float(found), "rounds": len(trajectory.turns)}
+    row |= {"read": float(gold_read), "rounds": len(trajectory.turns)}
     return row | group_record([trajectory], question)
 
 
-def sample_record(questions, made, chosen, stage, K, step, rule):
-    """The iteration's first question with different rewards. rule: lines on the threshold K."""
-    rewards = [[t.reward for t in group] for group in made]
+def threshold_in_words(groups, K, next_threshold):
+    """How K came about, with the numbers put in (sec. 3.3)."""
+    mean_reward = sum(group[0].reward for group in groups) / len(groups)
+    risen = next_threshold(0, mean_reward)
+    formula = f"(mean r of the first attempts {mean_reward:.3f} + r_sup 1) / 2 = {risen:.3f}"
+    if K > risen + 1e-5:
+        return f"K = {K:.3f} stays from before, since {formula} is lower"
+    return f"K = {K:.3f} = {formula}"
+
+
+def sample_record(questions, groups, selected, stage, K, step, next_threshold):
+    """The iteration's first question with different rewards. next_threshold: the script's rule of K."""
+    rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
+    rule = []
+    if stage == "mygo":
+        rule.append(threshold_in_words(groups, K, next_threshold))
 
     def passed(trajectory):
         if stage not in BY_THRESHOLD:
@@ -167,12 +181,11 @@ def sample_record(questions, made, chosen, stage, K, step, rule):
         return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
 
     if stage in BY_THRESHOLD:
-        passing = [sum(t.reward > K for t in group) for group in made]
-        attempts = sum(map(len, made))
-        rule = [*rule, f"{passing[i]} of {len(made[i])} attempts of this question pass, of the iteration "
-                       f"{sum(passing)} of {attempts}"]
-    chosen_by = rule, passed, chosen[i]
-    return group_record(made[i], questions[i], chosen_by, step=step)
+        passing = [sum(t.reward > K for t in group) for group in groups]
+        rule.append(f"{passing[i]} of {len(groups[i])} attempts of this question pass, of the iteration "
+                    f"{sum(passing)} of {sum(map(len, groups))}")
+    chosen_by = rule, passed, selected[i]
+    return group_record(groups[i], questions[i], chosen_by, step=step)
 
 
 # ---------------------------------------------------------------- the table of all stages

@@ -14,10 +14,10 @@ from common.page import record
 
 # of a step that samples
 CALLS = {
-    "rollout/searches": Metric("calls a trajectory, also those that nobody could read", "calls"),
+    "rollout/searches": Metric("calls per trajectory, also those that nobody could read", "calls"),
     "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
     "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
-    "rollout/repetitions": Metric("calls a trajectory that were made before", "calls", "again {:.2f}"),
+    "rollout/repetitions": Metric("calls per trajectory that were made before", "calls", "again {:.2f}"),
     "rollout/standard": Metric(
         "share of trajectories that call entity_matcher once, then node_info alone", "answers"),
     "train/value_loss": Metric("mean squared error of the critic", "critic", "value {:.3f}"),
@@ -63,8 +63,8 @@ def critic_metrics(batches):
     if spread > 1e-12:
         row["train/explained_variance"] = float(1 - errors.var(correction=0) / spread)
     if batches[0].ref_logprobs is not None:
-        moved = sampled(lambda b: b.old_logprobs - b.ref_logprobs)
-        row["train/ref_kl"] = float(moved.mean())
+        log_ratios = sampled(lambda b: b.old_logprobs - b.ref_logprobs)
+        row["train/ref_kl"] = float(log_ratios.mean())
     return row
 
 
@@ -80,22 +80,21 @@ def update_metrics(meter):
     return row
 
 
-def summary(rows, done):
-    """Of an evaluation's rows and their trajectories."""
-    faults = sum((Counter(t.info.faults) for t in done), Counter())
-    about = {"faults": dict(sorted(faults.items())), "patterns": by_pattern(rows)}
-    return about | metrics.summarize(rows, EVALUATED) | by_standard(rows)
+def patterns_and_faults(rows):
+    """What the summary of an evaluation's rows says besides their means."""
+    faults = sum((Counter(row["faults"]) for row in rows), Counter())
+    return {"faults": dict(sorted(faults.items())), "patterns": by_pattern(rows)} | by_standard(rows)
 
 
 def by_standard(rows):
     """EM of the prediction rows that are "standard" and of the others, with intervals."""
-    found = {}
+    summary = {}
     standard = [row["em"] for row in rows if row["standard"]]
     others = [row["em"] for row in rows if not row["standard"]]
     for key, ems in (("em_standard", standard), ("em_other", others)):
         if ems:
-            found |= metrics.with_interval(key, ems)
-    return found
+            summary |= metrics.with_interval(key, ems)
+    return summary
 
 
 def by_pattern(rows):
@@ -134,7 +133,7 @@ def group_record(trajectories, question, label, credit=None, **extra):
 def credit_of(batches, gamma, lam):
     """{(id(trajectory), turn): value and advantage of a round, and how they came about} of this rank's
     batches, whose advantages are whitened."""
-    found = {}
+    credit = {}
     for b in batches:
         for i, trajectory in enumerate(b.trajectories):
             for k, turn in enumerate(trajectory.turns):
@@ -144,7 +143,7 @@ def credit_of(batches, gamma, lam):
                 value = float(b.values[i][tokens][0])
                 returned = float(b.returns[i][tokens][0])
                 advantage = float(b.advantages[i][tokens].mean())
-                found[id(trajectory), k] = {
+                credit[id(trajectory), k] = {
                     "value": value,
                     "advantage": advantage,
                     "how": [
@@ -153,7 +152,7 @@ def credit_of(batches, gamma, lam):
                         f"mean of its {len(turn.ids)} tokens, whitened over the step: {advantage:.3f}",
                     ],
                 }
-    return found
+    return credit
 
 
 NAMES = {"m": "entity_matcher", "n": "node_info", "a": "answer", "x": "a call that could not be read",
@@ -165,12 +164,12 @@ def called(pattern):
     >>> called("mnna")
     'entity_matcher, node_info ×2, answer'
     """
-    found = []
+    words = []
     for letter, run in itertools.groupby(pattern):
         count = len(list(run))
         times = f" ×{count}" if count > 1 else ""
-        found.append(NAMES[letter] + times)
-    return ", ".join(found)
+        words.append(NAMES[letter] + times)
+    return ", ".join(words)
 
 
 def reasons(trajectory, question):

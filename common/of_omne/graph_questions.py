@@ -14,7 +14,7 @@ of which path and relations may be missing.
 import math
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from common import data, flags, splits
@@ -26,14 +26,6 @@ from common.warmup import sharegpt
 
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
-
-
-@dataclass
-class Task:
-    name: str
-    questions: list
-    tools: object
-    evaluated: frozenset = frozenset()  # as data.Split has it
 
 
 def question_of(row):
@@ -116,22 +108,32 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
-    """Evaluation Tasks of questions with one or two hops and with more, of at most limit / 2 each."""
+    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each. Their
+    retriever is the tools."""
     tasks = []
     each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
         of = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
         if of:
-            tasks.append(Task(name, of, tools, evaluated))
+            tasks.append(data.Split(name, of, tools, evaluated=evaluated))
     return tasks
 
 
 # ---------------------------------------------------------------- where a run's come from
 
 def check(cfg):
-    """Refuses graphs, questions and models that do not go together."""
+    """The cfg; refuses numbers out of range, and graphs, questions and models that do not go together."""
+    may_be_zero = "sft_sampled sft_templates sft_lora"
+    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
+    for name in ("gamma", "lam"):
+        if not 0 <= getattr(cfg, name) <= 1:
+            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
     if not 0 < cfg.test_share < 1:
         flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
+    if cfg.collect and cfg.stage == "direct":
+        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
+    if cfg.lora and cfg.stage == "sft":
+        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
     needs_model = not cfg.score and cfg.stage != "synthesize"
     if needs_model and cfg.policy:
         flags.needs_a_model(cfg)
@@ -142,7 +144,7 @@ def check(cfg):
             flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
         if cfg.teacher != "template":
             flags.refuse("teacher", cfg.teacher, "not with --data world, which words its own questions")
-        return
+        return cfg
     if not cfg.graph and not cfg.score:
         flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
                                          "http://HOST:PORT")
@@ -151,6 +153,7 @@ def check(cfg):
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
     if cfg.graph.startswith(("http://", "https://")) and not asked:
         flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+    return cfg
 
 
 def load_tools(cfg):
@@ -160,7 +163,7 @@ def load_tools(cfg):
 
 
 def load(cfg, folder):
-    """(training Task or None, evaluation Tasks) of --data and --eval-data; where neither names a file the
+    """(training split or None, evaluation splits) of --data and --eval-data; where neither names a file the
     questions are made. Of a file of one's own a tenth is held out."""
     if cfg.data == "world":
         return load_world(cfg, folder)
@@ -195,7 +198,7 @@ def load(cfg, folder):
     if cfg.collect:  # from what a run learns from, never from what it is tested on
         return None, apart(train, tools)
     tasks = apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
-    return (Task("train", train, tools, evaluated) if train else None), tasks
+    return (data.Split("train", train, tools, evaluated=evaluated) if train else None), tasks
 
 
 def make_questions(cfg, folder, graphs):
@@ -225,7 +228,7 @@ MAKES_QUESTIONS = ("teacher", "teacher_model", "test_share", "attempts", "larges
 
 
 def write_questions(folder, graphs, teacher, cfg, count, seeds):
-    """Questions along paths of the graphs, `count` a graph and kind; made once. settings.json says what the
+    """Questions along paths of the graphs, `count` per graph and kind; made once. settings.json says what the
     folder was made with: with other settings the questions are made anew, from the answers that are there.
 
     seeds(graph) -> its seed nodes."""
@@ -260,7 +263,7 @@ def load_world(cfg, folder):
     evals = []
     for name in names:
         task = world_task(cfg, folder, name, DOMAINS, count)
-        parts = apart(task.questions, task.tools)
+        parts = apart(task.questions, task.retriever)
         if len(names) > 1:
             parts = [replace(part, name=f"{name}-{part.name}") for part in parts]
         evals += parts
@@ -283,7 +286,7 @@ def world_task(cfg, folder, name, domains, count):
     questions = write_questions(
         folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
     tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
-    return Task(name, questions, tools)
+    return data.Split(name, questions, tools)
 
 
 # ---------------------------------------------------------------- conversations on file

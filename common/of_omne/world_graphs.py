@@ -154,9 +154,6 @@ def path_questions(world, domain, count, seed):
 
 # ---------------------------------------------------------------- the tiny policy
 #
-# A language model's thoughts are long, varied and partly void. These are so on purpose: a paper that counts
-# thoughts for less than calls is only put to the test where thoughts are worth it.
-
 TOOL_WORDS = """
     entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
     Edges | more edges left out those above share most words with the question There is no entity named
@@ -168,107 +165,22 @@ REFUSED = .06   # of the base's calls, at first
 TAGS = """
     <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <answer> </answer>
     """.split()
-FILLERS = (
-    "okay let us try to figure this out step by step",
-    "wait but I am not sure about this yet",
-    "hmm let me think about it once more",
-    "well this is a question that needs some care",
-    "let me see what is known so far and what is not",
-    "alright first things first then the rest",
-    "I should not hurry here and look closely",
-    "maybe there is another way to see it but go on",
-    "it could be that I am wrong so let me check",
-    "good now this looks like the right way to go",
-)
-PLANS = (
-    "the next thing to look for is the {relation} of {subject}",
-    "now I need the {relation} of {subject} from the graph",
-    "so the {relation} of {subject} comes next",
-    "what is missing is the {relation} of {subject}",
-    "the edge for the {relation} of {subject} should tell",
-    "to go on one must know the {relation} of {subject}",
-    "I will read the node for the {relation} of {subject}",
-    "from here the {relation} of {subject} leads further",
-    "the question wants the {relation} of {subject} first",
-    "let me get the {relation} of {subject} with the tool",
-)
-FOUND = (
-    "the graph says the {relation} is {found}",
-    "there it is the {relation} is {found}",
-    "from the edges the {relation} is {found}",
-    "so I have found that the {relation} is {found}",
-    "the answer of the tool shows the {relation} is {found}",
-    "one edge tells that the {relation} is {found}",
-    "it is clear now the {relation} is {found}",
-    "this means the {relation} is {found}",
-    "reading the node the {relation} is {found}",
-    "the {relation} is {found} as the graph has it",
-)
-STARTS = (
-    "the question begins with {subject} so find that entity",
-    "first I must locate {subject} in the graph",
-    "the place to start is {subject}",
-    "let me match the name {subject} before anything else",
-    "the only name given is {subject} and it has to be found",
-    "the question names {subject} so that is what to match",
-    "without the entity {subject} there is no way to go on",
-    "I begin by looking for {subject} among the names",
-    "{subject} is where the path starts so let me find it",
-    "what I have is the name {subject} and no more",
-)
-ENDS = (
-    "that is all the question asks for",
-    "nothing is left to look up",
-    "this must be the answer",
-    "now I can say the answer",
-    "the path is at its end here",
-    "with that the question is answered",
-    "so this is what was wanted",
-    "no more calls are needed for this",
-    "everything on the way has been found",
-    "it only remains to write it down",
-)
-
-
-def words(max_edges):
+def words(max_edges, wordings):
+    """wordings: phrases of the script's thoughts."""
     signs = "( ) = \" ; … : .".split()
     numbers = [str(n) for n in range(max_edges + 60)]
-    phrases = " ".join([*FILLERS, *PLANS, *FOUND, *STARTS, *ENDS])
-    thoughts = phrases.format(relation="", subject="", found="").split()
+    thoughts = " ".join(wordings).format(relation="", subject="", found="").split()
     return [*TOOL_WORDS, *DOMAINS, *thoughts, *signs, *numbers]
 
 
-def planned(rng, *parts):
-    """A training thought, nearly twice as long as a call: what matters, and fillers around it."""
-    said = [part for part in parts if part]
-    fillers = rng.sample(FILLERS, 2 if len(said) < 2 or rng.random() < .5 else 1)
-    for number, filler in enumerate(fillers):
-        said.insert(number * len(said), filler)
-    return " ".join(said)
-
-
-def thoughts(question, seed=0):
-    """A thought for each call along a question's path and one for the answer, in these phrases."""
-    rng = random.Random(stable_seed(seed, "thoughts", question.id))
-    start = question.evidences[0][0]
-    said = [rng.choice(STARTS).format(subject=start)]
-    found = ""
-    for head, relation, tail in question.evidences:
-        plan = rng.choice(PLANS).format(relation=relation, subject=head)
-        said.append(planned(rng, found, plan))
-        found = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = planned(rng, said[0])
-    return [*said, planned(rng, found, rng.choice(ENDS))]
-
-
-def habit(rng, part):
+def habit(rng, part, fillers):
     """A thought of a policy that nobody has trained to be brief: mostly a filler and the plan, sometimes a
     filler alone."""
     chance = rng.random()
     if chance < .05:
-        return f"{rng.choice(FILLERS)} {rng.choice(FILLERS)}"
+        return f"{rng.choice(fillers)} {rng.choice(fillers)}"
     if chance < .5:
-        return f"{rng.choice(FILLERS)} {part}"
+        return f"{rng.choice(fillers)} {part}"
     return part
 
 
@@ -281,18 +193,18 @@ def tools_of(made, max_edges, max_words):
     return LocalTools(all_of_them, max_edges, max_words)
 
 
-def lines_of(question, demo, written):
+def lines_of(question, demo, written, fillers):
     """The lines of a demonstration (common/warmup/scripted.py), with the habits of a policy that nobody
     trained: fillers for thoughts, names matched that are known, calls made twice, calls that the tool refuses
     at first.
 
-    written(call) -> how it is written."""
+    written(call) -> how it is written; fillers: wordings that say nothing."""
     seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
     rng = random.Random(seed)
     lines = []
 
     def line(thought, act, stop):
-        lines.append((stop, f"<think> {habit(rng, thought)} </think> {act}"))
+        lines.append((stop, f"<think> {habit(rng, thought, fillers)} </think> {act}"))
 
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])

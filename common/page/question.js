@@ -54,7 +54,8 @@ function legendOf(side, graph, item) {
   if (has("entropy")) parts.push(el("span", {}, "size: entropy"));
   if (side.beside) parts.push(el("span", {}, `number: ${side.beside[1]}`));
   if (side.nodes.some(n => n.clipped)) parts.push(el("span", {}, "dashed: past the clip window"));
-  if (graph.querySelector(".count")) parts.push(el("span", {}, "×n: equal turns, a click opens them"));
+  if (graph.querySelector(".count")) parts.push(el("span", {}, "×n: n equal turns as one, with their mean; a click opens them"));
+  for (const outcome of new Set(side.trajectories.map(outcomeOf))) parts.push(el("span", { class: COLOUR[outcome] }, outcome));
   parts.push(button("SVG", () => saveSvg(graph.firstChild, item.id)));
   return el("div", { class: "legend" }, ...parts);
 }

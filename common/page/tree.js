@@ -116,7 +116,7 @@ function draw(side, at, width) {
   }
   const height = box => Math.max(1, outline ? box.lines.length : (box.lines.length + 1) / 2);
   const rows = placeRows(boxes, outline, height);
-  const tall = outline ? 20 : Math.max(26, Math.min(34, .44 * innerHeight / rows));
+  const tall = outline ? 20 : Math.max(28, Math.min(34, .44 * innerHeight / rows));
   const picture = svg("svg", { width, height: 20 + rows * tall, role: "img",
     "aria-label": `${side.nodes.length} turns, ${side.trajectories.length} trajectories` });
   for (const box of boxes) {

@@ -1,57 +1,38 @@
-"""The model card of a checkpoint, README.md: what was trained on what and by which command, and its scores.
-
-And what serving it needs: a prompt as its agent writes it, and the strings that end a turn. The example there
-runs with transformers alone; a question's text stands in it as Python quotes it."""
+"""The model card of a checkpoint, README.md: what was trained on what by which command, its scores, and what
+serving needs: a prompt as the agent writes it, and the strings that end a turn."""
 
 import shlex
 import sys
 from pathlib import Path
 
-from common import checkpoint
+from common import checkpoint, metrics
 from common.files import one_line, write_atomic
 
 CARD = """\
 ---
 library_name: transformers
-tags: [fivehop, {script}]{base_model}
+tags: [fivehop, {script}]
 ---
 
 # {script}, {name}
 
-Trained from {source} on {data}, {step} steps, seed {seed}. Settings: the run's config.json.
-
-    {command}
+From {source} on {data}, {step} steps, by {command}. Scores, with 95 % intervals over questions:
 
 {scores}
 
-95 % intervals, bootstrap over questions.
-
-## Serving it
-
-A turn ends at {stops}. What the agent found is then appended, and the next turn sampled. The
-prompt of a question, token for token as the agent writes it:
+After a turn, which ends at one of `stops`, comes what the agent found. A prompt, as Python quotes it:
 
 ```python
 import transformers
 
-folder = "."    # this one
-model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-prompt = {prompt}
-stops = {stop_list}
+tokenizer = transformers.AutoTokenizer.from_pretrained(".")
+model = transformers.AutoModelForCausalLM.from_pretrained(".")
+prompt = {prompt!r}
+stops = {stops!r}
 ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-
-
-n = ids.shape[1]
-
-
-def said(ids):
-    return tokenizer.decode(ids[0, n:])
-
-
-ids = model.generate(ids, max_new_tokens=512, do_sample=False, stopping_criteria=[
-    lambda ids, scores: said(ids).endswith(tuple(stops))])
-print(said(ids))
+said = model.generate(ids, max_new_tokens=512, do_sample=False, stopping_criteria=[
+    lambda ids, scores: tokenizer.decode(ids[0]).endswith(tuple(stops))])
+print(tokenizer.decode(said[0, ids.shape[1]:]))
 ```
 """
 
@@ -63,37 +44,22 @@ def write(folder, policy, found):
     place = folder.path / "checkpoint"
     if not asked or not (place / "trainer.json").exists():
         return
+    prompt_ids, stops = asked
     config = folder.config
-    prompt_ids, stop = asked
-    model = config["checkpoint"] or config["model"]
-    base_model = ""
-    if model and not Path(model).exists():
-        base_model = f"\nbase_model: {one_line(model)}"
-    program, *flags = sys.argv
+    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    scores = [metrics.summary_line(name, evaluation["summary"]) for name, evaluation in found.items()]
     write_atomic(place / "README.md", CARD.format(
         script=folder.path.parent.name,
         name=folder.path.name,
-        base_model=base_model,
-        source=quoted(model) if model else "the embedded world's tiny policy",
+        source=quoted(config["checkpoint"] or config["model"] or "the embedded world's tiny policy"),
         data=quoted(config["data"]),
         step=checkpoint.read_state(place)["step"],
-        seed=config["seed"],
-        command=one_line(shlex.join(["python", Path(program).name, *flags])),
-        scores=table(found),
-        stops=" or ".join(f"`{s}`" for s in stop) or "the end of the sequence",
-        prompt=repr(policy.tokenizer.decode(prompt_ids)),
-        stop_list=list(stop),
+        command=quoted(command),
+        scores="\n".join(f"- {quoted(line)}" for line in scores),
+        prompt=policy.tokenizer.decode(prompt_ids),
+        stops=list(stops),
     ))
 
 
 def quoted(text):
     return f"`{one_line(text).replace('`', '')}`"
-
-
-def table(found):
-    lines = ["| set | questions | EM | F1 |", "| --- | --- | --- | --- |"]
-    for name, evaluation in found.items():
-        s = evaluation["summary"]
-        em = f"{s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]"
-        lines.append(f"| {quoted(name)} | {s['n']} | {em} | {s['f1']:.3f} |")
-    return "\n".join(lines)

@@ -312,6 +312,7 @@ def serve(command):
     path = "/retrieve" if isinstance(command, Search) else ""
     print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
     server(app).run([listener])
+    print("stopped", flush=True)
 
 
 def server(app):

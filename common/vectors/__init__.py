@@ -70,11 +70,13 @@ def write_vectors(path, corpus, encoder):
 def mapped(path):
     """A FAISS index that takes no memory but what a search touches, which other processes share."""
     import faiss
+    if not Path(path).exists():
+        raise VectorsError(f"{path}: no such file, or a link to what is gone")
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         why = str(error).splitlines()[-1][-150:]
-        raise VectorsError(f"{path}: no FAISS index, not all of it, or a link to what is gone ({why}): fetch "
+        raise VectorsError(f"{path}: no FAISS index, or not all of it ({why}): fetch "
                            "it again, or make it with python -m common.vectors") from None
 
 

@@ -52,8 +52,8 @@ def main(argv=None):
         made = vectors.build(job, corpus, encoder, cache.key(map(read, corpus)))
     except (UserError, OSError) as error:
         raise SystemExit("error: " + " ".join(str(error).split())) from None
-    say(f"{job.out}: {made['lists']} lists and {made['candidates']} codes per passage asked for find "
-        f"{made['recall']:.3f} of the exact search's three best (of questions they were not chosen with)")
+    say(f"{job.out}: finds {made['recall']:.3f} of the exact search's three best, on questions that did not "
+        f"tune it ({made['lists']} lists, {made['candidates']} codes per passage asked for)")
     if made["recall"] < job.recall - 0.02:  # (200 questions tell no more)
         warn(f"{job.out}: this is less than --recall {job.recall}: give an --index with more bytes a passage "
              "(IVF4096,SQ8), or search the vectors themselves (--index Flat)")

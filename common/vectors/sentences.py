@@ -22,6 +22,7 @@ def load_encoder(name):
 @functools.cache
 def _load_encoder(name, content):
     found = locate(name)
+    say(f"loading the encoder {name}")
     try:
         import faiss  # noqa: F401  (which will hold its vectors)
         import torch
@@ -71,7 +72,7 @@ def prefixes(name, encoder):
     found = own.get("query", ""), passages
     source = "its own prompts"
     if not any(found):
-        source = f"its name is not known; its prompts: {', '.join(own) or 'none'}"
+        source = f"its name is not known, its own: {', '.join(own) or 'none'}"
         for pattern, those in PREFIXES.items():
             if re.fullmatch(pattern, _called(name)):
                 found, source = those, f"those of {_called(name)}"

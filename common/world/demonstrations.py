@@ -21,7 +21,6 @@ class Step:
     subject: str
     relation: str
     found: str | None
-    ask: str = ""       # the word asked for in place of the relation's own
     read: bool = False  # found in a passage that an earlier step has read: nothing is asked
     tail: str = ""      # the entity's name where the passage calls it otherwise
 
@@ -33,14 +32,14 @@ class Demonstration:
     flaw: str | None = None  # a key of FLAWS; "bad format" is for the script to render in its own tags
 
     def queries(self):
-        return [f"{step.subject} {step.ask or spoken(step.relation)}" for step in self.steps if not step.read]
+        return [f"{step.subject} {spoken(step.relation)}" for step in self.steps if not step.read]
 
     def thoughts(self):
         """One before each search, and one before the answer."""
         thoughts, found = [], ""
         for step in self.steps:
             if not step.read:
-                thoughts.append(f"{found}now {step.ask or spoken(step.relation)} of {step.subject}")
+                thoughts.append(f"{found}now {spoken(step.relation)} of {step.subject}")
                 found = ""
             found += f"found {spoken(step.relation)} {step.found or 'nothing'} ; "
         return [*thoughts, f"{found}answer"]

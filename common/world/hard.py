@@ -11,8 +11,6 @@ Knobs, all off unless set (--world hard:partial=.5,elastic=.3):
 
     elastic   share of the questions of which a passage also states the fact after its own, so that one search
               fewer answers them, too; a seventh of the demonstrations ask something twice
-    lists     share of the questions of which a passage lists every fact; it is found by asking for the list
-              of the entity that the question names, which three in ten demonstrations do
     partial   share of the entities that other passages call by a longer name than their own page and gold do
               ("Ada Mira Fisher", "Port Alder Town"): right reasoning then earns an F1 of .8 or of 1
 """
@@ -33,7 +31,6 @@ RATES = (.125, .5, .75, 1)         # of habits, times the flaw rate; the last: f
 OTHER_FLAWS = .04                  # too few hops, and as many in bad format
 ASKED_TWICE = .15                  # of the demonstrations, where paths are elastic
 SHORTCUT_TAKEN = .5                # of the facts that a passage read before has stated
-LIST_ASKED = .3                    # of the demonstrations, where there are lists
 FULL_NAME = .75                    # of answers, where the passage has a longer name
 LONGER = {                         # what a longer name ends in; of a person it has a middle name
     "city": "Town",
@@ -64,7 +61,6 @@ def plainly(question):
 class Level:
     elastic: float = 0.0
     partial: float = 0.0
-    lists: float = 0.0
 
 
 @dataclass
@@ -74,15 +70,13 @@ class HardWorld(world.World):
     shortcuts: dict = field(default_factory=dict)
     # (subject, relation) -> how the passage calls the tail, where it is not by its name
     called: dict = field(default_factory=dict)
-    # entity -> the facts that its list states
-    lists: dict = field(default_factory=dict)
 
 
 def parse(text):
     """None for the first level, else the Level of --world.
 
     >>> parse("plain"), parse("hard:partial=.2")
-    (None, Level(elastic=0.0, partial=0.2, lists=0.0))
+    (None, Level(elastic=0.0, partial=0.2))
     """
     if text == "plain":
         return None
@@ -131,7 +125,6 @@ def make_hard_world(split, seed=0, size=1.0, questions=400, level=None, hops=HOP
         question["question"] = world.chain_question(hard.kinds, plan[0][0], cues, question["answer"])
     _call_by_longer_names(hard)
     _state_what_follows(hard)
-    _list_chains(hard)
     return hard
 
 
@@ -186,27 +179,9 @@ def _statement(hard, fact):
     return f"The {world.spoken(relation)} of {subject} is {hard.called.get(fact, hard.facts[fact])}."
 
 
-def _list_chains(hard):
-    for question in hard.questions if hard.level.lists else ():
-        plan = [tuple(step) for step in question["plan"]]
-        start = plan[0][0]
-        draw = random.Random(f"list/{question['_id']}")
-        if start in hard.lists or draw.random() >= hard.level.lists:
-            continue
-        hard.lists[start] = plan
-        hard.passages.append({
-            "id": str(len(hard.passages)),
-            "title": f"{start} List",
-            "sentences": [_statement(hard, fact) for fact in plan],
-            "facts": [None] * len(plan),
-        })
-
-
-def words(level):
-    """What this level writes beside world.vocabulary(vague=True)."""
-    lists = ("List", "list") if level.lists else ()
-    # "Society collects that are told" is written nowhere, but has ids in the policies of the results
-    return [*"Society collects the that are told The of".split(), *LONGER.values(), *lists]
+# what this level writes beside world.vocabulary(vague=True);
+# "Society collects that are told" is written nowhere, but has ids in the policies of the results
+WORDS = [*"Society collects the that are told The of".split(), *LONGER.values()]
 
 
 # ---------------------------------------------------------------- demonstrations
@@ -221,21 +196,14 @@ def demonstrate(hard, question, seed, flaw_rate):
     flaw = "bad format" if rng.random() < OTHER_FLAWS else None
     twice = rng.randrange(len(plan)) if hard.level.elastic and rng.random() < ASKED_TWICE else None
     subject = plan[0][0]
-    asks_list = bool(hard.level.lists) and rng.random() < LIST_ASKED
-    listed = hard.lists.get(subject, []) if asks_list else []
     steps = []
     for i, (_, relation) in enumerate(plan[:cut]):
         if subject not in hard.kinds:
             break  # a year
         chosen = _read_as(hard, steps, subject, relation, flaw_rate, rng)
-        is_stated = bool(steps) and (
-            (subject, chosen) in listed
-            or hard.shortcuts.get((steps[-1].subject, steps[-1].relation)) == chosen
-        )
+        is_stated = bool(steps) and hard.shortcuts.get((steps[-1].subject, steps[-1].relation)) == chosen
         if is_stated and rng.random() < SHORTCUT_TAKEN:
             steps.append(_step(hard, subject, chosen, read=True))
-        elif asks_list and not steps:
-            steps += _list_searches(hard, subject, chosen)
         else:
             times = 2 if i == twice else 1
             steps += [_step(hard, subject, chosen)] * times
@@ -255,21 +223,10 @@ def _read_as(hard, steps, subject, relation, flaw_rate, rng):
     return rng.choice(others) if others and rng.random() < rate * flaw_rate else relation
 
 
-def _step(hard, subject, relation, **how):
+def _step(hard, subject, relation, read=False):
     tail = hard.facts.get((subject, relation))
     found = hard.called.get((subject, relation), tail)
-    return Step(subject, relation, found, tail="" if found == tail else tail, **how)
-
-
-def _list_searches(hard, subject, relation):
-    """The steps that look for a first fact in its entity's list. Where there is none, the entity's own
-    passage is found, which will do."""
-    fact = subject, relation
-    ask = f"{world.spoken(relation)} list"
-    listed = hard.lists.get(subject)
-    if not listed or fact in listed:
-        return [_step(hard, *fact, ask=ask)]
-    return [Step(*fact, None, ask=ask), _step(hard, *fact)]
+    return Step(subject, relation, found, read, tail="" if found == tail else tail)
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, size, level):

@@ -75,7 +75,7 @@ class Making:
         self.level = hard.parse(self.recipe.world)
         written = world.vocabulary(vague=bool(self.level))
         if self.level:
-            written += hard.words(self.level)
+            written += hard.WORDS
         self.words = [*written, *self.words]
 
     def full_recipe(self):

@@ -22,5 +22,5 @@ try:
     grpo_loss(logprobs, old, torch.ones(2), mask, 1.0)
     raise SystemExit("advantages of another shape were taken")
 except ValueError as refused:
-    assert "one a token" in str(refused)
+    assert "one per token" in str(refused)
 print(f"loss {loss.item():.4f}, {stats['clipped_tokens']} of {stats['tokens']} tokens clipped")

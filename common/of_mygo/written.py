@@ -1,0 +1,112 @@
+"""Demonstrations of planner and workers (mygo_mujica.py): those of the embedded world, and those of real
+questions from their gold evidence. The script's own agent plays them.
+
+Both give two functions that return the parts of a turn, as chat.encode takes them: planner(number of the
+turn, entities that have labels) and worker(its Report). clean(text): the script's guard over foreign text."""
+
+from common import chat
+from common.warmup import demonstrations
+from common.world import spoken
+
+NO_LABEL = 9  # an entity's that the planner cannot name
+
+
+def asking(thought, calls, env="text"):
+    """A planner's turn; calls: a list of parts each."""
+    parts = [part for call in calls for part in (" ", *call)]
+    if env == "kg":
+        parts = [" <action>", *parts, " </action>"]
+    return ["<think> ", chat.Foreign(thought), " </think>", *parts]
+
+
+def answering(thought, demo):
+    """A planner's last turn. Some demonstrations have flaws, so that RL finds something to mend."""
+    before, after = "<answer> ", " </answer>"
+    if demo.flaw == "bad format":
+        before = after = ""
+    return ["<think> ", chat.Foreign(thought), " </think> ", before, chat.Foreign(demo.answer), after]
+
+
+def reporting(thought, select, sentence):
+    """A worker's turn."""
+    return ["<think> ", chat.Foreign(thought), f" </think> <select> [{select}] </select> <sentence> ",
+            chat.Foreign(sentence), " </sentence>"]
+
+
+def of_world(demo, place, cfg, clean, nothing):
+    """(planner, worker) of a demonstration of the world. nothing: the sentence of a worker that fails."""
+    layers = demonstrations.layers(demo.steps)
+    hop_of = {}  # {sub-question: its hop}
+
+    def planner(number, entities):
+        thought = ""
+        if number:
+            for hop in layers[number - 1]:
+                thought += f"found {spoken(hop.relation)} {hop.found or 'nothing'} ; "
+        if number == len(layers):
+            return answering(f"{thought}answer", demo)
+        calls, wanted = [], []
+        for hop in layers[number]:
+            sub = f"{spoken(hop.relation)} of {hop.subject}"
+            hop_of[clean(sub)] = hop
+            wanted.append(f"now {sub}")
+            label = NO_LABEL
+            if hop.subject in entities:
+                label = entities.index(hop.subject)
+            call = f"<search> {sub} </search>"
+            if place.env == "kg":
+                call = f'Search([{label}], "{sub}")'
+            calls.append([call])
+        return asking(thought + " ; ".join(wanted), calls, place.env)
+
+    def worker(report):
+        hop = hop_of[report.sub_question]
+        name = hop.found
+        fits = [line.startswith(hop.subject) for line in report.materials]
+        if place.env == "kg":  # it has the tail by its own name, where a passage may call it otherwise
+            fits = [relation == hop.relation for _, relation, _ in report.facts]
+            name = hop.found and (hop.tail or hop.found)
+        if not any(fits) or name is None:
+            return reporting("nothing", -1, nothing)
+        select, asked = fits.index(True), report.sub_question
+        return reporting(f"[{select}] says {asked}", select, f"{asked} is {name}.")
+    return planner, worker
+
+
+ASKING = "what who whom whose when where which why how in on at".split()
+
+
+def of_evidence(tokenizer, question, demo, place, cfg, clean):
+    """(planner, worker) of a real question's demonstration. First layer: hops whose page the question names
+    and that need no earlier answer; then one hop per layer."""
+    named = demonstrations.named_in(question.question, demo.hops)
+    at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
+    layers = [[hop] for hop in demo.hops if hop not in at_once]
+    if at_once:
+        layers.insert(0, at_once)
+
+    def sub_question(hop):
+        """(its need in words, or where no search finds the page so, its query; the index of its page)"""
+        sub = f"What is {hop.need}?"
+        if hop.need.split()[0].lower() in ASKING:
+            sub = f"{hop.need}?"
+        sub = clean(chat.harmless(tokenizer, sub))
+        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
+        if hop.title not in titles:
+            sub = clean(chat.harmless(tokenizer, hop.queries[0]))
+            titles = [p.title for p in hop.passages]
+        return sub, titles.index(hop.title)
+
+    turns, reports, known = [], {}, ""
+    for layer in layers:
+        calls = []
+        for hop in layer:
+            sub, select = sub_question(hop)
+            calls.append(["<search> ", chat.Foreign(sub), " </search>"])
+            thought = f"The question asks about {hop.need}. Passage ({select}) says it."
+            reports[sub] = reporting(thought, select, clean(hop.found))
+        wanted = " and ".join(hop.need for hop in layer)
+        turns.append(asking(known + demo.wanted(0, wanted), calls))
+        known = " ".join(hop.found for hop in layer) + " "
+    turns.append(answering(known + demo.concluded(), demo))
+    return lambda number, _: turns[number], lambda report: reports[report.sub_question]
