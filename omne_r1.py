@@ -944,7 +944,7 @@ def train_sft(run, policy, examples):
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 weights = sft_weights(b, tags, cfg.think_weight)                    # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
-                loss = weighted_sft_loss(model, b, shares, total=len(chosen))
+                loss = weighted_sft_loss(model, b, shares, len(chosen))
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
