@@ -48,7 +48,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, checkpoint, data, distributed, flags, guards, kg, metrics, rollout, splits, training
+from common import chat, checkpoint, data, distributed, flags, kg, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent
 from common.files import say, warn
@@ -787,9 +787,7 @@ def run_stage(run, stage, place, evals):
             warm_up(run, policy, place)
         if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
-        results = run.evaluate()
-        if few_shot:
-            guards.look_at_start(results, warn)
+        run.evaluate(initial=few_shot)
 
 
 def ask(cfg):

@@ -47,7 +47,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import chat, checkpoint, data, distributed, flags, guards, metrics, rollout, training
+from common import chat, checkpoint, data, distributed, flags, metrics, rollout, training
 from common import model as models
 from common.agent import Agent
 from common.files import Lines, Progress, warn
@@ -944,7 +944,7 @@ def train_sft(run, policy, examples):
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 weights = sft_weights(b, tags, cfg.think_weight)                    # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
-                loss = weighted_sft_loss(model, b, shares, total=len(chosen))
+                loss = weighted_sft_loss(model, b, shares, len(chosen))
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
@@ -1066,9 +1066,7 @@ def run_stage(run, kind, task, evals):
             if not asked:
                 raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
             train(run, kind, policy, initial, replace(task, questions=asked))
-        results = run.evaluate(evals=evals)
-        if run.name == "base":
-            guards.look_at_start(results, warn)
+        run.evaluate(evals=evals, initial=run.name == "base")
 
 
 def start_weights(cfg, kind, evaluated):

@@ -748,7 +748,7 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
 
 
 def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call(tokenizer):
-    p = graphs
+    p = omne_r1
     for slot in (p.FILLERS, p.PLANS, p.FOUND, p.STARTS, p.ENDS):
         assert len(set(slot)) == len(slot) >= 10
     path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]
