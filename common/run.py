@@ -155,7 +155,8 @@ class Run:
         yield
         if folder.tracker:
             folder.tracker.finish()
-        distributed.once(_draw, folder, title)
+        from common.page.__main__ import draw
+        distributed.once(draw, folder.path, title)
 
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
@@ -391,18 +392,6 @@ def machine():
 def page_so_far(folder, how_far):
     from common.page.writer import write_page
     write_page(folder.path, how_far)
-
-
-def _draw(folder, title):
-    from common import report
-    from common.page.writer import write_page
-    from common.report import curves
-    if read_jsonl(folder.path / "metrics.jsonl"):
-        rows = {folder.path.name: [report.with_evaluations(folder.path)]}
-        panels = curves.panels_of(folder.path)
-        curves.draw_curves(rows, folder.path / "curves.png", title, panels)
-    write_page(folder.path)
-    say(f"page: {folder.path}/trajectories.html")
 
 
 def collect(file, trajectories, questions, rows_of):

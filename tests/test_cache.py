@@ -5,6 +5,8 @@ import fcntl
 import os
 import shutil
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,8 +100,14 @@ def test_a_large_file_counts_by_its_size_and_pieces_of_it(tmp_path, monkeypatch)
             assert cache.digest(file) != first
         file.write_bytes(zeros + b"\0")
         assert cache.digest(file) != first
-        file.write_bytes(b"x" * size)
-        assert cache.digest(file) != first
+        for changed in (b"x" * size, zeros[:size // 4] + b"x" * (size // 2) + zeros[:size // 4 + 1]):
+            file.write_bytes(changed[:size])
+            assert cache.digest(file) != first
+    read = []
+    monkeypatch.setattr(cache.hashlib, "sha256", lambda _: SimpleNamespace(
+        update=lambda piece: read.append(len(piece)), hexdigest=str))
+    cache.digest(file)
+    assert 0 < sum(read) <= 64
 
 
 def test_a_hub_id_has_the_revision_that_lies_here(tmp_path, monkeypatch):
@@ -112,6 +120,22 @@ def test_a_hub_id_has_the_revision_that_lies_here(tmp_path, monkeypatch):
     assert "" != found[0] != found[1] != ""
     monkeypatch.undo()
     assert cache.digest("nobody/nothing") == ""
+
+
+def test_one_makes_it_and_the_other_waits(tmp_path):
+    made = []
+
+    def write(part):
+        made.append(part)
+        time.sleep(.2)  # the other comes meanwhile
+        part.mkdir()
+
+    threads = [threading.Thread(target=cache.made_once, args=(tmp_path / "made", write)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1 and sorted(f.name for f in tmp_path.iterdir()) == [".made.lock", "made"]
 
 
 @pytest.mark.parametrize("kind", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

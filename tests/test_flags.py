@@ -181,10 +181,11 @@ def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
         SCRIPTS[script].main([*line.split(), "--out", str(tmp_path)])
 
 
-@pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden"])
+@pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden", "..", "a/b", "a\\b", "/tmp/a"])
 def test_names_are_those_of_a_folder(name, tmp_path):
     with pytest.raises(RunError, match="the name of a folder"):
         RunFolder(tmp_path, "at2po", name, {})
+    assert not list(tmp_path.iterdir())
 
 
 # ---- what --resume refuses

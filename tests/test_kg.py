@@ -53,6 +53,9 @@ def facts_of(file):
     ("a.jsonl", '["Oslo", "population", 700000]\n["Oslo", "founded", 1048.0]\n', [("population", "700000"),
                                                                              ("founded", "1048")]),
     ("a.json", '[{"head": "Oslo", "relation": "area", "tail": 2.5}]', [("area", "2.5")]),
+    ("a.jsonl", '["Oslo", "r", "B"]\n\n{"head": "Oslo", "relation": "s", "tail": "C"}\n',
+     [("r", "B"), ("s", "C")]),
+    ("a.json", '[["Oslo", "r", "B"]]', [("r", "B")]),
     ("a.tsv", "head\trelation\ttail\nOslo\tarea\t454\n", [("area", "454")]),
     ("a.txt", "Subject\tPredicate\tObject\r\nOslo\tarea\t454\r\n", [("area", "454")]),
     ("a.jsonl", '["subject", "relation", "object"]\n["Oslo", "area", "454"]\n', [("area", "454")]),
@@ -62,13 +65,6 @@ def facts_of(file):
 def test_triples_of_a_table(tmp_path, name, text, facts):
     (tmp_path / name).write_text(text, newline="")
     assert sorted(facts_of(tmp_path / name)) == sorted(("Oslo", *fact) for fact in facts)
-
-
-@pytest.mark.parametrize("part", ["true", "null", "NaN", '["x"]'])
-def test_a_part_of_a_triple_that_is_no_word_is_an_error(tmp_path, part):
-    (tmp_path / "a.jsonl").write_text(f'["Oslo", "is", {part}]\n')
-    with pytest.raises(kg.GraphError, match="record 1: expected head, relation and tail"):
-        kg_files.load_graph(tmp_path / "a.jsonl")
 
 
 def test_names_that_differ_in_quotes_alone_are_two_entities(tmp_path):
@@ -120,16 +116,6 @@ def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
         assert all(entity in (e["head"], e["tail"]) for e in info["edges"])
 
 
-def test_files_of_triples(tmp_path):
-    (tmp_path / "a.jsonl").write_text('["A", "r", "B"]\n\n{"head": "B", "relation": "s", "tail": "C"}\n')
-    (tmp_path / "a.json").write_text(json.dumps([["A", "r", "B"]]))
-    (tmp_path / "a.tsv").write_text("A\tr\tB\r\nB\ts\tC\n")
-    for name, facts in (("a.jsonl", 2), ("a.json", 1), ("a.tsv", 2)):
-        graph = kg_files.load_graph(tmp_path / name)
-        assert graph.facts("A") == [("A", "r", "B")] and graph.graph.number_of_edges() == facts
-    assert kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt")).graph.number_of_edges() == 32888
-
-
 @pytest.mark.parametrize("name,text,message", [
     ("a.jsonl", '["A", "r", "B"]\n["A", "r"]\n', "record 2: expected head, relation and tail"),
     ("a.jsonl", "{\n", "record 1"),
@@ -143,6 +129,8 @@ def test_files_of_triples(tmp_path):
     ("a.graphml", '<?xml version="1.0" encoding="bogus-8"?><graphml/>', "GraphML"),
     ("a.jsonl", "", "the graph is empty"),
     ("a.jsonl", '{"head": "A", "relation": "r"}', "record 1"),
+    ("a.json", '[{"evidences": []}, 7]', "record 2: expected a list in `evidences`"),
+    *(("a.jsonl", f'["Oslo", "is", {part}]\n', "record 1") for part in ("true", "null", "NaN", '["x"]')),
 ])
 def test_a_bad_file_is_one_clear_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
@@ -293,22 +281,14 @@ def test_the_evidences_of_2wiki_are_a_graph(tmp_path):
     assert kg_files.load_graph(tmp_path / "a.json").left_out == {"triples without three parts": 1}
 
 
-@pytest.mark.parametrize("text,message", [
-    ('[{"evidences": []}, 7]', "record 2: expected a list in `evidences`"),
-    ("5", "expected a list of triples"),
-])
-def test_bad_json_names_record_and_field(tmp_path, text, message):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(kg.GraphError, match=message):
-        kg_files.load_graph(tmp_path / "a.json")
-
-
 def test_a_folder_that_is_no_graph_says_what_was_expected(tmp_path):
     with pytest.raises(kg.GraphError, match="a folder without graph_chunk_entity_relation.graphml"):
         kg_files.load_graph(tmp_path)
 
 
 def test_several_graphs_by_name(tmp_path):
+    assert list(kg_files.load_graphs(str(sample("lightrag_graph")))) == list(GRAPHS)
+    assert kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt")).graph.number_of_edges() == 32888
     for name in ("cs", "legal"):
         (tmp_path / f"{name}.tsv").write_text(f"{name}\tr\tB\n")
     (tmp_path / "README.md").write_text("no graph")
@@ -327,11 +307,6 @@ def test_several_graphs_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(kg.GraphError, match="no graph in this folder"):
         kg_files.load_graphs(str(tmp_path / "empty"))
-
-
-def test_the_samples_are_a_folder_of_graphs():
-    graphs = kg_files.load_graphs(str(sample("lightrag_graph")))
-    assert list(graphs) == list(GRAPHS)
 
 
 # ---- vectors, and many queries at once

@@ -274,20 +274,9 @@ def test_a_server_that_is_not_there_is_one_error_with_the_remedy(monkeypatch):
 # ---- the commands
 
 
-@pytest.mark.parametrize("name,text,said", [
-    ("a.graphml", "no", "a.graphml: not a GraphML file"),
-    ("a.jsonl", "", "the graph is empty"),
-    ("a.tsv", "A B\n", "record 1"),
-    (None, "", "no such file"),
-])
-def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path, monkeypatch, name, text, said):
-    path = tmp_path / (name or "nowhere.tsv")
-    if name:
-        path.write_text(text)
-    with pytest.raises(SystemExit) as stopped:
-        graph_server.main(["graph", "--graph", str(path), "--port", "0"])
-    assert str(stopped.value).startswith("error: ") and said in str(stopped.value)
-    assert "\n" not in str(stopped.value)
+def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path):
+    with pytest.raises(SystemExit, match="^error: .*nowhere.tsv: no such file.*$"):
+        graph_server.main(["graph", "--graph", str(tmp_path / "nowhere.tsv"), "--port", "0"])
 
 
 def test_serve_says_where_it_listens_and_what(idle, capsys):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import data, retriever, vectors
+from common import data, retriever
 from common.passages import RetrieverError
 from common.retriever import BM25Retriever, make_retriever
 from common.serve import server as served
@@ -766,45 +766,6 @@ def bag_of_words(text):
     return [text.lower().count(f"w{i} ") + 1e-3 for i in range(16)]
 
 
-@pytest.mark.parametrize("index", ["SQfp16", "SQ8", "HNSW16", "IVF4,SQfp16"])
-def test_compressed_and_approximate_indexes_find_what_the_flat_one_finds(
-        tmp_path, index, encode_with, monkeypatch):
-    folder, cache = encode_with(bag_of_words), tmp_path / "cache"
-    corpus = [
-        {"id": str(n), "title": f"w{n % 16}", "text": f"w{n % 16} " * (n % 5 + 1) + f"w{n * 7 % 16} "}
-        for n in range(400)
-    ]
-    flat = DenseRetriever(corpus, folder, cache_dir=cache)
-    monkeypatch.setattr(vectors, "PIECE", 150)
-    other = DenseRetriever(corpus, folder, index, cache)
-    queries = [f"w{i} " for i in range(16)]
-    titles = [[[p.title for p in hits] for hits in r.search(queries, 5)] for r in (flat, other)]
-    assert titles[0] == titles[1] == [[q.strip()] * 5 for q in queries]
-    assert len(list(cache.glob("dense-*"))) == 2
-
-
-def random_vector(text):
-    """Vectors around 40 centres, as texts have topics; a text is its seed."""
-    seed = int(text.strip().replace("x", "0"))  # "x" asks for the dimension
-    centre = np.random.default_rng(10_000 + seed % 40).normal(size=16)
-    return centre + np.random.default_rng(seed).normal(size=16)
-
-
-@pytest.mark.parametrize("passages", [160, 1200])
-def test_an_ivf_index_is_near_flat(tmp_path, passages, encode_with):
-    folder, cache = encode_with(random_vector), tmp_path / "cache"
-    corpus = [{"id": str(n), "title": "", "text": str(n)} for n in range(passages)]
-    queries = [str(50_000 + n) for n in range(200)]
-    exact = ids(DenseRetriever(corpus, folder, "Flat", cache).search(queries, 10))
-
-    def recall(index):
-        found = ids(DenseRetriever(corpus, folder, index, cache).search(queries, 10))
-        return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(exact, found, strict=True)])
-
-    assert recall("IVF32,Flat") > .85  # 8 of 32 lists
-    assert recall("IVF8,Flat") == 1        # all
-
-
 @pytest.mark.parametrize("index, said", [
     ("IVF64,Nonsense", "FAISS refuses this index"),
     ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
@@ -952,12 +913,3 @@ def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
     both = [DenseRetriever(CORPUS, folder) for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
         assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
-
-
-def test_an_index_belongs_to_the_prefix_of_its_passages(tmp_path, encode_with, monkeypatch):
-    folder, cache = encode_with(bag_of_words), tmp_path / "cache"
-    corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    for before, files in ((("", ""), 1), (("", "w3 "), 2), (("Q", "w3 "), 2), (("Q", ""), 2)):
-        monkeypatch.setattr(sentences, "prefixes", lambda name, encoder, before=before: before)
-        DenseRetriever(corpus, folder, cache_dir=cache)
-        assert len(list(cache.glob("dense-*"))) == files

@@ -327,28 +327,21 @@ def test_the_end_by_token_budget_is_explained(tmp_path, capsys):
     assert said.count("eval test (n 12)") == 2 + len(earlier)
 
 
-def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):
+@pytest.mark.parametrize("at_once, counts, seconds, lines", [
+    (False, range(1, 11), 15, ["2/10, 30s, 2m00s left", "4/10, 1m00s, 1m30s left", "6/10, 1m30s, 1m00s left",
+                               "8/10, 2m00s, 30s left", "10/10, 2m30s, 0s left"]),
+    # the last answer of many at once may take longer than all others: no time left is guessed
+    (True, (0, 1, 1, 5, 10), 30, ["0/10, 30s", "1/10, 1m00s", "1/10, 1m30s", "5/10, 2m00s", "10/10, 2m30s"]),
+])
+def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(
+        at_once, counts, seconds, lines, monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(files.time, "time", lambda: now[0])
-    with files.Progress("evaluating x") as progress:
-        for done in range(1, 11):
-            now[0] += 15
+    with files.Progress("evaluating x", at_once=at_once) as progress:
+        for done in counts:
+            now[0] += seconds
             progress(done, 10)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "evaluating x: 2/10, 30s, 2m00s left" and len(lines) == 5
-
-
-def test_of_what_runs_at_once_no_time_left_is_guessed(monkeypatch, capsys):
-    """The last answer may take longer than all others, and the guess would grow."""
-    now = [0.0]
-    monkeypatch.setattr(files.time, "time", lambda: now[0])
-    with files.Progress("evaluating x", at_once=True) as progress:
-        for done in (0, 1, 1, 5, 10):
-            now[0] += 30
-            progress(done, 10)
-    assert capsys.readouterr().out.splitlines() == [
-        "evaluating x: 0/10, 30s", "evaluating x: 1/10, 1m00s", "evaluating x: 1/10, 1m30s",
-        "evaluating x: 5/10, 2m00s", "evaluating x: 10/10, 2m30s"]
+    assert capsys.readouterr().out.splitlines() == [f"evaluating x: {line}" for line in lines]
 
 
 def test_a_step_that_takes_long_says_how_far_its_rollout_and_its_update_are(tmp_path, monkeypatch, capsys):
@@ -562,7 +555,6 @@ def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path, on
         "was started with lr = 0.001", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume",
         "--lr", "1e-4",
     )
-    refuse("holds no run", *TINY, "--out", tmp_path, "--steps", 2, "--name", "b", "--resume")
     config = tmp_path / "at2po/a/config.json"
     config.write_text(config.read_text().replace('"engine": "transformers"', '"engine": "vllm"'))
     refuse(
@@ -571,9 +563,6 @@ def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path, on
     )
     config.write_bytes(before[config])
     assert before == {p: p.read_bytes() for p in (tmp_path / "at2po/a").rglob("*") if p.is_file()}
-    other = tiny.tiny_model(models.load_tokenizer(tmp_path / "at2po/a/checkpoint"), width=32)
-    other.save_pretrained(tmp_path / "at2po/a/checkpoint")  # weights of another shape under the same run
-    refuse("is changed since it was saved", *TINY, "--out", tmp_path, "--steps", 2, "--name", "a", "--resume")
 
 
 def change(folder, name, value):
@@ -819,14 +808,6 @@ def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
         splits.set_name("x_before.jsonl")
 
 
-def test_a_name_cannot_leave_the_runs_folder(tmp_path):
-    for name in ("../escaped", "a/b", "..", "a\\b", "/tmp/a"):
-        for script in (at2po, bi_rar, mygo_mujica):
-            with pytest.raises(SystemExit, match="without slashes"):
-                script.main([f"--name={name}", "--out", str(tmp_path)])
-    assert not list(tmp_path.rglob("*"))
-
-
 @pytest.mark.parametrize("script, name, stage", [
     (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
@@ -901,39 +882,6 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(tmp_path
     with pytest.raises(files.HubError, match="HF_HUB_OFFLINE is set"):
         files.locate("somebody/some-model")
     assert len(calls) == 3
-
-
-def test_two_processes_build_the_policy_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def build():
-        with open(tmp_path / "built", "a") as f:
-            f.write("x")
-        time.sleep(.5)  # the other comes while it is made
-        tokenizer = tiny.tiny_tokenizer(["a"], [])
-        return tiny.tiny_model(tokenizer, width=32), tokenizer
-
-    def asks(argv):
-        print(tiny.cached_policy({"r": 1}, build))
-
-    both = [forked(asks, out=tmp_path / f"said{n}", err=tmp_path / f"err{n}") for n in (1, 2)]
-    for child in both:
-        child.join()
-    assert (tmp_path / "said1").read_text() == (tmp_path / "said2").read_text() != ""
-    assert (tmp_path / "built").read_text() == "x"
-
-
-def test_a_template_that_opens_the_thought_is_cut_before_it(qwen):
-    tokenizer = models.load_tokenizer(str(qwen))
-    ids = at2po.render_prompt(tokenizer, "Who?", "chat")
-    assert ids == list(tokenizer.apply_chat_template(
-        [{"role": "system", "content": at2po.SYSTEM_PROMPT}, {"role": "user", "content": "Who?"}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-    ))
-    tokenizer.chat_template += "{{ '<think>\\n' }}"
-    assert at2po.render_prompt(tokenizer, "Who?", "chat") == ids
 
 
 def test_a_question_drawn_twice_gets_two_trees(qwen):

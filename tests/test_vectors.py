@@ -396,3 +396,5 @@ def test_an_index_in_the_cache_knows_its_corpus_and_encoder(tmp_path, monkeypatc
     assert made(joined) == 2 and made(lines, "SQ8") == 3
     monkeypatch.setattr(Fake, "weights", "trained on")
     assert made(lines) == 4
+    monkeypatch.setattr(Fake, "passage_prefix", "passage: ")
+    assert made(lines) == 5

@@ -1,6 +1,6 @@
 """The small models of ASKiT, which no other script has: encoders that read a text or a pair of texts (batches
-of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, sampling
-with a seed a row, log-probs of targets)."""
+of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, log-probs
+of targets)."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass

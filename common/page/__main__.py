@@ -10,6 +10,14 @@ from common.page.writer import write_page
 from common.report import curves, with_evaluations
 
 
+def draw(run, title):
+    """curves.png and trajectories.html of a run folder."""
+    if read_jsonl(run / "metrics.jsonl"):
+        rows = {run.name: [with_evaluations(run)]}
+        curves.draw_curves(rows, run / "curves.png", title, curves.panels_of(run))
+    say(f"page: {write_page(run)}")
+
+
 def main(argv=None):
     """Writes pages and curves of run folders."""
     parser = argparse.ArgumentParser(prog="python -m common.page", description=main.__doc__)
@@ -17,10 +25,7 @@ def main(argv=None):
     for run in parser.parse_args(argv).runs:
         if not (run / "config.json").exists():
             sys.exit(f"error: {run} holds no run (no config.json)")
-        if read_jsonl(run / "metrics.jsonl"):
-            rows = {run.name: [with_evaluations(run)]}
-            curves.draw_curves(rows, run / "curves.png", run.name, curves.panels_of(run))
-        say(f"page: {write_page(run)}")
+        draw(run, run.name)
 
 
 if __name__ == "__main__":
