@@ -52,6 +52,7 @@ from common.gpu.tree_attention import block_mask, padded_length
 from common.of_at2po import trees
 from common.retriever import Passage
 from common.rollout import Policy
+from common.run import Run
 
 # of Qwen3-4B on an H100: old log-probs, then forward and backward, of 24,000 packed tokens
 GPU_SECONDS_A_TOKEN = (.74 + 3.0) / 24_000
@@ -274,7 +275,8 @@ def a_step(cfg, policy, retriever, questions, folder):
             f.write(json.dumps(row["sample"]))
 
     cfg = replace(cfg, questions_per_step=len(questions))
-    run = SimpleNamespace(cfg=cfg, steps=one_step)
+    sampling = functools.partial(Run.sampling, None)
+    run = SimpleNamespace(cfg=cfg, steps=one_step, sampling=sampling)
     with patch.object(at2po, "rollout_trees", kept):
         at2po.train(run, policy, None, Split("made up", questions, retriever))
     return grown, row

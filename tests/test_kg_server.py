@@ -281,6 +281,6 @@ def test_a_bad_source_is_one_line_and_no_zero_exit(tmp_path):
 
 def test_serve_says_where_it_listens_and_what(idle, capsys):
     graph_server.main(["graph", "--graph", str(sample("lightrag_graph")), "--port", "0"])
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == "christmas_carol: 322 entities, 359 edges"
-    assert last.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in last
+    first, *_, serving, last = capsys.readouterr().out.splitlines()
+    assert first == "christmas_carol: 322 entities, 359 edges" and last == "stopped"
+    assert serving.startswith("serving 3 graphs (christmas_carol, ") and "http://127.0.0.1:" in serving
