@@ -16,7 +16,6 @@ import torch
 import at2po
 from at2po import Config, Node, Trajectory, Turn
 from common import data, rollout, training
-from common import model as models
 from common.of_at2po import baselines, trees
 from common.run import Run
 from common.world import tiny
@@ -57,9 +56,8 @@ def right_or_wrong(root, penalty=0.0):
 
 
 def test_leaf_values_population_and_sample():
-    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx(
-        [0.75 / math.sqrt(0.1875), *[-0.25 / math.sqrt(0.1875)] * 3], rel=1e-4
-    )
+    std = math.sqrt(.1875)
+    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx([.75 / std, *[-.25 / std] * 3], rel=1e-4)
     assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(0.75 / 0.5, rel=1e-4)
 
 
@@ -163,32 +161,17 @@ def trained(monkeypatch, roots, model, reference=None, **settings):
     return row
 
 
-def test_trees_learn_together_and_flat_ones_count_in_the_denominator(monkeypatch):
-    """Two trees a mini-batch, one of them flat: the loss is the mean over the leaves of both."""
-    def loss_of(*roots):
-        return trained(monkeypatch, roots, tiny.tiny_model(WORDS, width=32))
-
-    def spread():
-        return root_of((0, 1.0), (0, [(0, 0.0)]))
-
-    def flat():
-        return root_of((0, 1.0), (0, 1.0), (0, 1.0))
-
-    whole, halved = loss_of(spread()), loss_of(spread(), flat())
-    assert whole["rollout/flat_groups"] == 0 and halved["rollout/flat_groups"] == .5
-    assert whole["train/updates"] == halved["train/updates"] == 1
-    assert halved["train/grad_norm"] == pytest.approx(whole["train/grad_norm"] * 2 / 5, rel=1e-4)
-    assert loss_of(flat())["train/updates"] == 0
+def test_a_step_of_flat_trees_alone_updates_nothing(monkeypatch):
+    row = trained(monkeypatch, [root_of((0, 1.0), (0, 1.0))], tiny.tiny_model(WORDS, width=32))
+    assert row["train/updates"] == 0 and row["rollout/flat_groups"] == 1
 
 
 def grown():
     """Three trees, the second one flat, whose turns have tokens of their own."""
     rng = random.Random(0)
     roots = [
-        root_of((.1, [(.2, 1.0), (.7, [(.3, 0.0)])]), (.4, 0.0)),
-        root_of((.1, 1.0), (.2, 1.0)),
-        root_of((.5, 0.0), (.6, [(.2, 1.0), (.3, 0.0)])),
-    ]
+        root_of((.1, [(.2, 1.0), (.7, [(.3, 0.0)])]), (.4, 0.0)), root_of((.1, 1.0), (.2, 1.0)),
+        root_of((.5, 0.0), (.6, [(.2, 1.0), (.3, 0.0)]))]
     for root in map(right_or_wrong, roots):
         for node in root.nodes()[1:]:
             node.turn.ids = [rng.randrange(6, 40) for _ in range(rng.choice((1, 2, 4)))]
@@ -265,6 +248,7 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
             optimizer.zero_grad()
     for own, other in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-4)
+    assert row["rollout/flat_groups"] == pytest.approx(1 / len(roots)) and row["train/updates"] > 1
     assert row["train/first_ratio"] == pytest.approx(1, abs=1e-5) and row["train/clip_fraction"] > 0
     assert 0 < row["train/turn_entropy"] < .9999  # of what has moved: in the first update it is 1 or 0
 
@@ -369,9 +353,8 @@ def test_the_root_s_first_chain_costs_it_nothing():
 
 
 def test_a_tree_whose_chains_all_answered_gets_fresh_chains_from_the_root():
-    assert (
-        at2po.choose_nodes(root := root_of((1, 0.0), (1, 1.0)), CFG, random.Random(0)) == [root] * CFG.expand
-    )
+    root = root_of((1, 0.0), (1, 1.0))
+    assert at2po.choose_nodes(root, CFG, random.Random(0)) == [root] * CFG.expand
 
 
 def test_random_expansion_is_seeded_without_replacement_and_knows_the_root():
@@ -428,8 +411,7 @@ def looped_atpo(new, old, advantages, low, high):
             for t in at:
                 ratio = s * torch.exp(new[b, t] - new[b, t].detach())
                 sequence = sequence + torch.minimum(
-                    ratio * advantages[b, t], ratio.clamp(1 - low, 1 + high) * advantages[b, t]
-                )
+                    ratio * advantages[b, t], ratio.clamp(1 - low, 1 + high) * advantages[b, t])
         total = total - sequence / MASK[b].sum()
     return total / len(new)
 
@@ -441,23 +423,6 @@ def test_atpo_loss_and_gradient_equal_the_loops(seed):
     expected = looped_atpo(new, old, advantages, 0.005, 0.01)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, new)[0], torch.autograd.grad(expected, new)[0])
-
-
-def test_one_turn_is_gspo():
-    new, old, advantages = loss_inputs()
-    loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS.clamp(max=0), 0.005, 0.01)
-    expected = 0
-    for b in range(2):  # Eq 8-9: one length-normalised ratio for the sequence
-        at = MASK[b].nonzero()[:, 0]
-        s = torch.exp((new[b, at].detach() - old[b, at]).mean()) * torch.exp(new[b, at] - new[b, at].detach())
-        expected = expected - (
-            torch.minimum(s * advantages[b, at], s.clamp(1 - 0.005, 1 + 0.01) * advantages[b, at]).mean() / 2
-        )
-    torch.testing.assert_close(loss, expected)
-    assert at2po.atpo_loss(new, old, advantages, MASK, TURNS, 0.005, 0.01)[0] != loss
-    batch = SimpleNamespace(old_logprobs=old, advantages=advantages, response_mask=MASK, turn_ids=TURNS)
-    cfg = replace(CFG, loss="gspo", clip_low=.005, clip_high=.01)
-    assert at2po.policy_loss(new, batch, cfg, 2, 5)[0] == loss
 
 
 def test_a_huge_ratio_stays_finite():
@@ -480,8 +445,7 @@ def test_what_a_broadcast_or_rounding_would_hide_is_refused_in_words(loss):
         ((new, old, advantages[:, 1], MASK), r"advantages \(2,\): one per token, \(2, 7\)"),
         ((new, old[:, :1], advantages, MASK), r"old_logprobs \(2, 1\)"),
         ((new, old, advantages, MASK[:, 1:]), r"response_mask \(2, 6\)"),
-        ((new.bfloat16(), old, advantages, MASK), "bfloat16"),
-    ):
+        ((new.bfloat16(), old, advantages, MASK), "bfloat16")):
         with pytest.raises(ValueError, match=words):
             loss(*wrong)
 
@@ -501,76 +465,46 @@ def test_a_part_of_a_mini_batch_may_have_no_sampled_token(loss):
     assert value == stats["tokens"] == stats["ratio_max"] == 0 and not new.grad.any()
 
 
-@pytest.mark.parametrize(
-    "loss, value", [("grpo", (3 - 1 + 5) / 3 / 2 + 4 / 2), ("dapo", (3 - 1 + 5 + 4) / 4)]
-)
-def test_grpos_two_means(loss, value):
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    advantages, zeros = torch.tensor([[3.0, -1.0, 5.0], [4.0, 0.0, 0.0]]), torch.zeros(2, 3)
-    batch = SimpleNamespace(
-        old_logprobs=zeros, ref_logprobs=None, advantages=advantages, response_mask=mask
-    )
-    mean, _ = at2po.policy_loss(zeros, batch, replace(CFG, loss=loss), 2, 4)
-    assert mean.item() == pytest.approx(-value)
-
-
 def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():
-    new, old, mask = (
-        torch.tensor([[math.log(0.9), math.log(0.9)]]),
-        torch.tensor([[math.log(0.1), math.log(0.1)]]),
-        torch.ones(1, 2).bool(),
-    )
-    advantages = torch.tensor([[-2.0, 2.0]])  # ratio 9: min gives -18 and 1.2 * 2
-    weights = training.sequence_weights(mask)
-    loss, _ = training.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2)
-    assert loss.item() == pytest.approx((18 - 2.4) / 2)
-    loss, _ = training.grpo_loss(new, old, advantages, mask, weights, 0.2, 0.2, dual_clip=3.0)
-    assert loss.item() == pytest.approx((6 - 2.4) / 2)
+    new, old = torch.full((1, 2), math.log(.9)), torch.full((1, 2), math.log(.1))
+    mask, advantages = torch.ones(1, 2).bool(), torch.tensor([[-2.0, 2.0]])
+    # ratio 9: min gives -18 and 1.2 * 2
+    for dual_clip, lowest in ((0.0, 18), (3.0, 6)):
+        loss, _ = training.grpo_loss(new, old, advantages, mask, 1 / 2, .2, .2, dual_clip=dual_clip)
+        assert loss.item() == pytest.approx((lowest - 2.4) / 2)
 
 
-@pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30])
-def test_what_stands_at_unsampled_positions_reaches_neither_loss_nor_gradient(junk):
+@pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30, 7.5])
+@pytest.mark.parametrize("kind", ["atpo", "grpo"])
+def test_what_stands_at_unsampled_positions_and_padding_reaches_neither_loss_nor_gradient(kind, junk):
+    def loss_of(new, old, advantages, mask, turns):
+        if kind == "atpo":
+            return at2po.atpo_loss(new, old, advantages, mask, turns)
+        return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
+
+    def dirty(x, value):
+        x = torch.where(MASK, x.detach(), value)
+        return torch.cat([x, torch.full((2, 3), value, dtype=x.dtype)], 1)
+
+    def pad(x, value):
+        return torch.cat([x, torch.full((2, 3), value, dtype=x.dtype)], 1)
+
     new, old, advantages = loss_inputs()
-    plain, dirty = new.detach().requires_grad_(), torch.where(MASK, new.detach(), junk).requires_grad_()
-    loss = at2po.atpo_loss(plain, old, advantages, MASK, TURNS)[0]
-    again, stats = at2po.atpo_loss(
-        dirty, torch.where(MASK, old, junk), torch.where(MASK, advantages, 5.0), MASK, TURNS
-    )
-    assert torch.equal(loss, again) and all(math.isfinite(v) for v in stats.values())
-    assert torch.equal(torch.autograd.grad(loss, plain)[0], torch.autograd.grad(again, dirty)[0])
-
-
-def test_masked_positions_and_padding_change_nothing():
-    new, old, advantages = loss_inputs()
-
-    def noisy(x):
-        return torch.where(MASK, x.detach(), torch.full_like(x, 7.5))
-
-    def pad(x, v):
-        return torch.cat([x, torch.full((2, 3), v, dtype=x.dtype)], 1)
-
-    for loss in (
-        lambda *a: at2po.atpo_loss(*a[:4], a[4])[0],
-        lambda *a: training.grpo_loss(*a[:4], training.sequence_weights(a[3]))[0],
-    ):
-        plain = loss(new, old, advantages, MASK, TURNS)
-        torch.testing.assert_close(loss(noisy(new), noisy(old), noisy(advantages), MASK, TURNS), plain)
-        torch.testing.assert_close(
-            loss(pad(new, 3.0), pad(old, -9.0), pad(advantages, 1.0), pad(MASK, False), pad(TURNS, -1)), plain
-        )
+    loss, _ = loss_of(new, old, advantages, MASK, TURNS)
+    other = dirty(new, junk).requires_grad_()
+    again, stats = loss_of(other, dirty(old, junk), dirty(advantages, 5.0), pad(MASK, False), pad(TURNS, -1))
+    torch.testing.assert_close(loss, again, rtol=1e-12, atol=0)
+    assert all(math.isfinite(v) for v in stats.values())
+    gradient, found = torch.autograd.grad(loss, new)[0], torch.autograd.grad(again, other)[0]
+    torch.testing.assert_close(gradient, found[:, :7], rtol=1e-12, atol=0)
+    assert not found[:, 7:].any()
 
 
 def test_parts_of_a_mini_batch_add_up():
-    new, old, advantages = loss_inputs()
-    whole = at2po.atpo_loss(new, old, advantages, MASK, TURNS)[0]
-    parts = sum(
-        at2po.atpo_loss(
-            new[b : b + 1], old[b : b + 1], advantages[b : b + 1], MASK[b : b + 1], TURNS[b : b + 1],
-            num_sequences=2,
-        )[0]
-        for b in range(2)
-    )
-    torch.testing.assert_close(parts, whole)
+    inputs = [*loss_inputs(), MASK, TURNS]
+    whole = at2po.atpo_loss(*inputs)[0]
+    parts = [at2po.atpo_loss(*(x[b:b + 1] for x in inputs), num_sequences=2)[0] for b in range(2)]
+    torch.testing.assert_close(sum(parts), whole)
 
 
 def test_update_spread():
@@ -595,39 +529,6 @@ def test_update_spread():
         assert spread == pytest.approx(float(-(p * p.log()).sum() / math.log(3)), rel=1e-5)
 
 
-# ---- log-probs
-
-
-def test_shared_prefixes_change_neither_log_probs_nor_gradient():
-    """--share-prefixes on packs a tree, off is plain transformers (plain_token_logprobs)."""
-    tokenizer = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
-    model = tiny.tiny_model(tokenizer, width=32)
-    model.vocabulary = len(tokenizer)
-    rng = random.Random(0)
-
-    def made(n, observed):
-        ids = [rng.randrange(6, 40) for _ in range(n + observed)]
-        return Turn(ids[:n], [-1.0] * n, "", "", ids[n:])
-
-    first, second = made(5, 3), made(4, 2)
-    lists = [[first, second, made(3, 0)], [first, second, made(6, 0)], [first, made(2, 0)], [made(7, 0)]]
-    leaves = [Trajectory("q", [7, 8, 9], turns, advantages=[1.0] * len(turns)) for turns in lists]
-
-    def of(share):
-        batch = rollout.collate(leaves, share)
-        logprobs = models.token_logprobs(model, batch, temperature=.7)
-        model.zero_grad()
-        (logprobs * torch.arange(logprobs.numel()).view_as(logprobs)).sum().backward()
-        return logprobs.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
-
-    packed, packed_gradient = of(share=True)
-    plain, gradient = of(share=False)
-    torch.testing.assert_close(plain, packed, atol=1e-5, rtol=0)
-    torch.testing.assert_close(gradient, packed_gradient, atol=1e-5 * gradient.abs().max().item(), rtol=1e-4)
-    again = models.plain_token_logprobs(model, leaves, .7, model.vocabulary)
-    assert torch.equal(again, plain) and not plain[:, :3].any()
-
-
 # ---- reward
 
 GOOD = "<think>now</think><search>a film</search>"
@@ -649,9 +550,7 @@ ANSWER = "<think>found</think><answer>It is \\[ \\boxed{Ada Holt} \\]</answer>"
     ([turn(0, ANSWER.replace("<answer>", "<search>b <answer>"))], "Ada Holt", "without its result"),
     (
         [turn(0, "<think>x</think><result>forged</result>" + ANSWER.replace("<think>found</think>", ""))],
-        "Ada Holt",
-        "wrote a result",
-    ),
+        "Ada Holt", "wrote a result"),
     ([turn(0, GOOD, "<result>r</result>")], None, "answer block"),
 ])
 def test_format_rules(turns, answer, problem):
@@ -663,10 +562,8 @@ def test_the_prompts_own_example_passes_the_parser():
     example = at2po.SYSTEM_PROMPT.split("For example, ")[1].split(" In the last part")[0].removesuffix(".")
     first, rest = example.split("<result>")
     observation, second = rest.split("</result>")
-    answer, problem = at2po.parse_response(
-        [turn(0, first, f"<result>{observation}</result>"), turn(0, second)]
-    )
-    assert (answer, problem) == ("answer here", "") and "\x08" not in at2po.SYSTEM_PROMPT
+    turns = [turn(0, first, f"<result>{observation}</result>"), turn(0, second)]
+    assert at2po.parse_response(turns) == ("answer here", "") and "\x08" not in at2po.SYSTEM_PROMPT
 
 
 def test_reward_is_exact_match_behind_the_format():

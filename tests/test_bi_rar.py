@@ -608,7 +608,7 @@ def test_ask_and_refusals(tmp_path, capsys, qwen):
     bi_rar.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
     file = tmp_path / "q.jsonl"
-    file.write_text('{"question": "q", "answer": "Ada"}\n' * 3)
+    file.write_text("".join(f'{{"question": "q{i}", "answer": "Ada"}}\n' for i in range(3)))
     real = ["--data", str(file), "--model", str(qwen)]
     for message, flags in (
         ("run --stage forward first, or give --forward", ["--stage", "merge", "--out", str(tmp_path)]),

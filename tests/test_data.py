@@ -61,6 +61,9 @@ def test_real_files(name, n, hops, context):
         facts = [(q, title) for q in questions for title, _ in q.supporting_facts]
         assert len(facts) > n and all(title in dict(q.context) for q, title in facts)
     assert len(data.load_questions(sample(name), limit=7)) == 7
+    assert name != "musique/dev.jsonl" or any(len(q.answers) > 1 for q in questions)
+    if name == "2wikimultihopqa/dev.json":
+        assert {"comparison", "compositional"} <= {q.type for q in questions}
 
 
 def test_one_gold_answer_of_nq_is_a_bracket_which_training_leaves_out_and_evaluation_keeps(capsys):
@@ -69,13 +72,6 @@ def test_one_gold_answer_of_nq_is_a_bracket_which_training_leaves_out_and_evalua
         assert len(data.load_questions(path, role=role)) == n
         said = capsys.readouterr().err
         assert "record 160: field 'answer': ')'" in said and word in said
-
-
-def test_aliases_and_types():
-    q = data.load_questions(sample("musique/dev.jsonl"))
-    assert any(len(x.answers) > 1 for x in q)
-    kinds = {x.type for x in data.load_questions(sample("2wikimultihopqa/dev.json"))}
-    assert kinds >= {"comparison", "compositional"}
 
 
 def test_corpora():
@@ -114,96 +110,58 @@ def loads(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("name, config, train, evaluation", [
-    ("nq", "nq", "train", "test"),
-    ("triviaqa", "triviaqa", "train", "test"),
-    ("hotpotqa", "hotpotqa", "train", "dev"),
-    ("2wiki", "2wikimultihopqa", "train", "dev"),
-    ("musique", "musique", "train", "dev"),
-    ("popqa", "popqa", None, "test"),
-    ("bamboogle", "bamboogle", None, "test"),
+FLASHRAG, SEARCH_R1 = "RUC-NLPIR/FlashRAG_datasets", "PeterJinGo/nq_hotpotqa_train"
+
+
+@pytest.mark.parametrize("source, train, evaluation", [
+    *((name, (FLASHRAG, name, "train"), (FLASHRAG, name, "test")) for name in ("nq", "triviaqa")),
+    *((name, (FLASHRAG, name, "train"), (FLASHRAG, name, "dev")) for name in ("hotpotqa", "musique")),
+    ("2wiki", (FLASHRAG, "2wikimultihopqa", "train"), (FLASHRAG, "2wikimultihopqa", "dev")),
+    ("nq-train", (FLASHRAG, "nq", "train"), (FLASHRAG, "nq", "train")),
+    ("search-r1", (SEARCH_R1, None, "train"), (SEARCH_R1, None, "test")),
+    ("search-r1-train", (SEARCH_R1, None, "train"), (SEARCH_R1, None, "train")),
+    *((name, f"{name} has no train split, only test", (FLASHRAG, name, "test"))
+      for name in ("popqa", "bamboogle")),
+    ("nq-test", "not a training split, but one to evaluate on; train on nq, triviaqa, hotpotqa",
+     (FLASHRAG, "nq", "test")),
+    ("hotpotqa-dev", "not a training split", (FLASHRAG, "hotpotqa", "dev")),
+    ("popqa-test", "not a training split", (FLASHRAG, "popqa", "test")),
+    ("hotpotqa-test", "hotpotqa has no test split", "hotpotqa has no test split, only train, dev"),
+    ("popqa-train", "popqa has no train split, only test", "popqa has no train split, only test"),
+    # a hub id in full is taken as it is
+    ("a/b:c:validation", ("a/b", "c", "validation"), ("a/b", "c", "validation")),
+    ("a/b:c", ("a/b", "c", "train"), ("a/b", "c", "test")),
+    ("a/b::test", ("a/b", None, "test"), ("a/b", None, "test")),
 ])
-def test_a_name_is_its_training_split_for_training_only(loads, name, config, train, evaluation):
-    flashrag = "RUC-NLPIR/FlashRAG_datasets"
-    data.load_questions(name)
-    assert loads == [(flashrag, config, evaluation)]
-    if train:
-        data.load_questions(name, role="train")
-        assert loads[1:] == [(flashrag, config, "train")]
-    else:
-        message = error_of(data.load_questions, name, role="train")
-        assert f"{name} has no train split, only test" in message and len(loads) == 1
-
-
-def test_a_split_behind_a_name_is_that_split(loads):
-    for source in ("hotpotqa-dev", "nq-dev", "nq-train", "search-r1", "search-r1-train"):
-        data.load_questions(source)
-    assert [(config, split) for _, config, split in loads] == [
-        ("hotpotqa", "dev"), ("nq", "dev"), ("nq", "train"), (None, "test"), (None, "train")
-    ]
-    data.load_questions("nq-train", role="train")
-    data.load_questions("search-r1", role="train")
-    assert loads[-2:] == [
-        ("RUC-NLPIR/FlashRAG_datasets", "nq", "train"),
-        ("PeterJinGo/nq_hotpotqa_train", None, "train"),
-    ]
-
-
-@pytest.mark.parametrize("source, role, message", [
-    ("nq-test", "train", "not a training split, but one to evaluate on; train on nq, triviaqa, hotpotqa"),
-    ("hotpotqa-dev", "train", "not a training split"),
-    ("popqa-test", "train", "not a training split"),
-    ("hotpotqa-test", "evaluation", "hotpotqa has no test split, only train, dev"),
-    ("popqa-train", "train", "popqa has no train split, only test"),
-])
-def test_training_refuses_the_splits_of_named_sets_that_are_evaluated_on(loads, source, role, message):
-    assert message in error_of(data.load_questions, source, role=role) and not loads
-
-
-def test_a_hub_id_in_full_is_taken_as_it_is_in_either_role(loads):
-    for role in ("train", "evaluation"):
-        data.load_questions("a/b:c:validation", role=role)
-        data.load_questions("a/b:c", role=role)
-        data.load_questions("a/b::test", role=role)
-    assert loads == [
-        ("a/b", "c", "validation"),
-        ("a/b", "c", "train"),
-        ("a/b", None, "test"),
-        ("a/b", "c", "validation"),
-        ("a/b", "c", "test"),
-        ("a/b", None, "test"),
-    ]
-
-
-def test_what_is_no_name_of_the_hub_is_not_asked_of_it(loads, monkeypatch):
-    def never(*_, **__):
-        raise AssertionError("the hub was asked")
-
-    monkeypatch.setattr(data, "locate", never)
-    for name in ("hotpotqe", "my/own/questions"):
-        message = error_of(data.load_questions, name)
-        assert f"{name}: no such file here. Give a file" in message and "nq, triviaqa, popqa, hot" in message
-    assert not loads
+def test_a_name_is_its_training_split_for_training_only(loads, source, train, evaluation):
+    for role, wanted in (("train", train), ("evaluation", evaluation)):
+        loads.clear()
+        if isinstance(wanted, str):
+            assert wanted in error_of(data.load_questions, source, role=role) and not loads
+        else:
+            data.load_questions(source, role=role)
+            assert loads == [wanted]
 
 
 def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     def refuse(name, kind):
         raise files.HubError(f"{name}: the hub has no such {kind}, or it is private")
 
-    monkeypatch.setattr(data, "locate", refuse)
-    message = error_of(data.load_questions, "nobody/nothing")
-    assert "'nobody/nothing', config None, split test did not load (HubError: nobody/nothing: the" in message
-    assert "Give a file (.json, " in message and not loads
-
-
-def test_a_split_that_a_hub_set_lacks_is_one_line(loads, monkeypatch):
-    def load_dataset(*_, **__):
+    def lacks(*_, **__):
         raise ValueError("Unknown split \"test\". Should be one of ['train'].\nsecond line")
 
-    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", load_dataset)
-    message = error_of(data.load_questions, "a/b")
-    assert 'split test did not load (ValueError: Unknown split "test". Should be one of' in message
-    assert "config[:split]" in message
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["datasets"], "load_dataset", lacks)
+        message = error_of(data.load_questions, "a/b")
+        assert 'did not load (ValueError: Unknown split "test"' in message and "config[:split]" in message
+    monkeypatch.setattr(data, "locate", refuse)
+    message = error_of(data.load_questions, "nobody/nothing")
+    assert "split test did not load (HubError: nobody/nothing" in message and "Give a file (.json" in message
+    monkeypatch.setattr(data, "locate", lambda *_: pytest.fail("the hub was asked"))
+    for name in ("hotpotqe", "my/own/questions"):  # what is no name of the hub
+        message = error_of(data.load_questions, name)
+        assert f"{name}: no such file here. Give a file" in message and "nq, triviaqa, popqa, hot" in message
+    assert not loads
 
 
 # ---------------------------------------------------------------- gold answers
@@ -229,7 +187,7 @@ def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
 @pytest.mark.parametrize("answer", [
     float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
     {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "['Ada', 'Bea']", "[]", b"Ada",
-    {"text": ["Ada"]},
+    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}},
 ])
 def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
     row = {"question": "Who?", "answer": answer}
@@ -252,23 +210,11 @@ def test_no_gold_answer_makes_an_empty_prediction_right():
             assert not metrics.exact_match("", q.answers)
 
 
-@pytest.mark.parametrize("row", [
-    {"question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
-    {"input": "Who?", "answers": ["Ada", "A. H."], "context": "a whole book"},
-    {"question": "Who?", "answers": ["Ada", "A. H."]},
-])
-def test_other_names_of_the_answer_field(row):
-    q = one(row)
-    assert (q.question, q.answers, q.context) == ("Who?", ["Ada", "A. H."], [])
-
-
 def test_search_r1_rows():
     row = {
-        "data_source": "nq",
-        "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
+        "data_source": "nq", "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
         "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A. H."]}},
-        "extra_info": {"split": "train", "index": 7},
-    }
+        "extra_info": {"split": "train", "index": 7}}
     q = data.parse_question(row)
     assert (q.id, q.question, q.answers) == ("7", "who is it?", ["Ada", "A. H."])
     row["prompt"][0]["content"] = "who is it?"  # without the word, all of the message is the question
@@ -288,14 +234,18 @@ OBJECT = '{"target": ["Ada", "A. H."]}'
     ({"golden_answers": '["Ada", 7]'}, ["Ada", "7"]),
     ({"answer": "Ada", "aliases": '["A. H."]'}, ["Ada", "A. H."]),
     ({"answer": "{x | x > 3}"}, ["{x | x > 3}"]),
+    ({"answer": '{"target": "Ada"'}, ['{"target": "Ada"']),  # a text, as it is not closed
     ({"answer": "Ada", "answers": ["Ada", "A. H."]}, ["Ada", "A. H."]),
     ({"answers": ["A. H.", "Ada"], "answer": "Ada"}, ["Ada", "A. H."]),
     ({"golden_answers": ["Ada"], "answer_aliases": ["A. H."], "aliases": ["B"]}, ["Ada", "A. H.", "B"]),
     ({"Answer": "Ada", "ALIASES": ["A. H."]}, ["Ada", "A. H."]),
     ({"answer": None, "answers": ["Ada"]}, ["Ada"]),
+    ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."]),
+    ({"input": "Who?", "question": None, "answers": ["Ada", "A. H."], "context": "a book"}, ["Ada", "A. H."]),
 ])
 def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, golds):
-    assert one({"question": "Who?"} | row).answers == golds
+    q = one({"question": "Who?"} | row)
+    assert (q.question, q.answers, q.context) == ("Who?", golds, [])
     verl = {"question": "Who?", "reward_model": {"ground_truth": golds[0]}} | row
     assert sorted(one(verl).answers) == sorted(golds)
 
@@ -311,21 +261,10 @@ def test_a_ground_truth_is_the_same_as_text_and_as_an_object(truth):
     assert (one(as_text).question, one(as_text).answers) == ("who?", ["Ada", "A. H."])
 
 
-@pytest.mark.parametrize("answer", ["{'target': ['Ada']}", '{"target": "Ada"', '{"name": "Ada"}', "{}",
-                                    {"value": {"value": "Ada"}}])
-def test_an_object_that_holds_no_answer_is_an_error(answer):
-    if answer == '{"target": "Ada"':  # (a text, as it is not closed)
-        assert one({"question": "Who?", "answer": answer}).answers == [answer]
-    else:
-        assert "field 'answer" in error_of(data.load_questions, [{"question": "Who?", "answer": answer}])
-
-
 def test_the_question_apart_from_the_words_around_it_wins():
     row = {
         "prompt": [{"role": "user", "content": "Question: Who wrote it?\nThink step by step."}],
-        "reward_model": {"ground_truth": "Ada"},
-        "extra_info": {"index": 3, "question": "Who wrote it?"},
-    }
+        "reward_model": {"ground_truth": "Ada"}, "extra_info": {"index": 3, "question": "Who wrote it?"}}
     assert one(row).question == "Who wrote it?"
     assert one(row | {"extra_info": json.dumps(row["extra_info"])}).question == "Who wrote it?"
     assert one(row | {"question": "Who?"}).question == "Who?"
@@ -349,11 +288,9 @@ def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
 
 def test_2wiki_in_the_hubs_layout():
     meta = {
-        "type": "comparison",
-        "supporting_facts": {"title": ["T"], "sent_id": [0]},
+        "type": "comparison", "supporting_facts": {"title": ["T"], "sent_id": [0]},
         "context": {"title": ["T"], "content": [["One.", "Two."]]},
-        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]},
-    }
+        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}}
     q = one({"id": "x", "question": "Who?", "golden_answers": ["Ada"], "metadata": meta})
     assert (q.context, q.evidences) == ([["T", ["One.", "Two."]]], [["Ada", "mother", "Bea"]])
     assert (q.supporting_facts, q.type, q.hops) == ([["T", 0]], "comparison", 1)
@@ -376,21 +313,15 @@ def test_musique_of_flashrag_has_the_paragraphs_that_its_steps_rest_on():
 
     steps = [step("Who owns it?", "Bea", 3, "T"), step("Where is #1?", "Ulm", 11, "T")]
     q = one({
-        "id": "dev_0",
-        "question": "Where?",
-        "golden_answers": ["Ulm"],
-        "metadata": {"answerable": True, "question_decomposition": steps},
-    })
+        "id": "dev_0", "question": "Where?", "golden_answers": ["Ulm"],
+        "metadata": {"answerable": True, "question_decomposition": steps}})
     assert (q.hops, q.support_paragraphs, q.context) == (2, [3, 11], [["T", ["T text."]]] * 2)
     assert q.decomposition[1] == {"question": "Where is #1?", "answer": "Ulm", "paragraph_support_idx": 11}
 
 
 def test_a_context_beside_a_decomposition_and_facts_beside_paragraphs_are_kept_once():
     both = GOOD | {
-        "context": [["T", ["One."]]],
-        "supporting_facts": [["T", 0]],
-        "question_decomposition": [STEP],
-    }
+        "context": [["T", ["One."]]], "supporting_facts": [["T", 0]], "question_decomposition": [STEP]}
     assert (one(both).context, one(both).supporting_facts) == ([["T", ["One."]]], [["T", 0]])
     assert one(both | {"paragraphs": [PARAGRAPH]}).supporting_facts == [["T", 0]]
 
@@ -430,66 +361,46 @@ PASSAGES = {"title": ["T"], "sentences": [["One.", "Two."]]}
 LAYOUTS = {
     "hotpotqa": {
         "_id": "x", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
-        "supporting_facts": [["T", 0]], "context": [["T", ["One.", "Two."]]],
-    },
+        "supporting_facts": [["T", 0]], "context": [["T", ["One.", "Two."]]]},
     "2wiki": {
-        "_id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
-        "supporting_facts": [["T", 0]], "context": [["T", ["One."]]],
-        "evidences": [["Ada", "mother", "Bea"]], "evidences_id": [["Q1", "mother", "Q2"]], "answer_id": "Q1",
-        "entity_ids": "Q1_Q2",
-    },
+        "_id": "x", "question": "Who?", "answer": "Ada", "type": "comparison", "supporting_facts": [["T", 0]],
+        "context": [["T", ["One."]]], "evidences": [["Ada", "mother", "Bea"]],
+        "evidences_id": [["Q1", "mother", "Q2"]], "answer_id": "Q1", "entity_ids": "Q1_Q2"},
     "2wiki hub": {
-        "id": "x",
-        "question": "Who?",
-        "answer": "Ada",
-        "type": "comparison",
+        "id": "x", "question": "Who?", "answer": "Ada", "type": "comparison",
         "supporting_facts": {"title": ["T"], "sent_id": [0]},
         "context": {"title": ["T"], "content": [["One.", "Two."]]},
-        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]},
-    },
+        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}},
     "musique": {
         "id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. H."],
-        "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP],
-    },
+        "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP]},
     "flashrag": {
         "id": "dev_0",
         "question": "Who?",
         "golden_answers": ["Ada", "A. H."],
         "metadata": {
-            "type": "bridge",
-            "hops": 2,
-            "context": PASSAGES,
-            "supporting_facts": {"title": ["T"], "sent_id": [0]},
-        },
-    },
+            "type": "bridge", "hops": 2, "context": PASSAGES,
+            "supporting_facts": {"title": ["T"], "sent_id": [0]}}},
     "musique of flashrag": {
         "id": "dev_0",
         "question": "Who?",
         "golden_answers": ["Ada"],
         "metadata": {
             "question_decomposition": [{"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]
-        },
-    },
+        }},
     "nq-open": {"question": "who?", "answer": ["Ada", "A. H."]},
     "search-r1": {
-        "data_source": "nq",
-        "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
-        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}},
-        "ability": "qa",
-        "extra_info": {"split": "train", "index": 0},
-    },
+        "data_source": "nq", "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
+        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada"]}}, "ability": "qa",
+        "extra_info": {"split": "train", "index": 0}},
     "verl": {"question": "who?", "reward_model": {"style": "rule", "ground_truth": "Ada"}, "id": "x"},
     "tog": {"question": "Who?", "answer": {"Q7": "Ada"}, "sparql": "…", "qid_topic_entity": {"Q1": "Bea"}},
     "triviaqa hub": {
-        "question_id": "tc_1",
-        "question": "Who?",
-        "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"},
-    },
+        "question_id": "tc_1", "question": "Who?",
+        "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"}},
     "popqa": {"id": 4, "question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
     "ultradomain": {
-        "_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book", "meta": {"title": "T"}
-    },
-}
+        "_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book", "meta": {"title": "T"}}}
 
 
 def paths(value, path=()):
@@ -503,8 +414,7 @@ def paths(value, path=()):
 def mutations(record):
     """(path, what was done, the record after it): each path deleted, null, and of each other type."""
     others = (
-        None, True, 7, 1.5, float("nan"), "", "text", [], [[]], ["text"], [None], {}, {"k": 1}, [{"k": 1}]
-    )
+        None, True, 7, 1.5, float("nan"), "", "text", [], [[]], ["text"], [None], {}, {"k": 1}, [{"k": 1}])
     for path in paths(record):
         for new in ("delete", *others):
             changed = copy.deepcopy(record)
@@ -564,8 +474,7 @@ BAD = {
     "not an object": ("[1, 2]", "expected an object, got a list"),
     "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
     "no JSON": ('{"question": "q", "ans', "not valid JSON"),
-    "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff"),
-}
+    "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff")}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -638,14 +547,9 @@ def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path)
     rows = [GOOD, {"question": "Two\nlines?", "answer": "Bea, Céline"}]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     forms = {
-        "a.jsonl": lines,
-        "a.json": json.dumps(rows),
-        "b.json": lines,
-        "c.json": json.dumps(rows, indent=2),
-        "d.json": json.dumps({"data": rows}, indent=2),
-        "e.json": json.dumps({"data": rows}),
-        "f.json": json.dumps({"version": 1, "questions": rows}),
-    }
+        "a.jsonl": lines, "a.json": json.dumps(rows), "b.json": lines, "c.json": json.dumps(rows, indent=2),
+        "d.json": json.dumps({"data": rows}, indent=2), "e.json": json.dumps({"data": rows}),
+        "f.json": json.dumps({"version": 1, "questions": rows})}
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
         with open(tmp_path / name, "w", newline="", encoding="utf-8") as file:
             table = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
@@ -728,38 +632,6 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
     assert [q.question for q in questions] == ["True?"] * 8 and questions[3].id == "3"
 
 
-DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t1984\n3\tNot known.\tNA\n'
-PASSAGES_OF_DPR = [
-    {"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
-    {"id": "2", "title": "1984", "text": "A year."},
-    {"id": "3", "title": "NA", "text": "Not known."},
-]
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("name", ["psgs.tsv", "psgs.tsv.gz"])
-def test_corpora_of_dpr(tmp_path, monkeypatch, name, mapped):
-    (tmp_path / name).write_bytes(gzip.compress(DPR.encode()) if name.endswith("gz") else DPR.encode())
-    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = data.load_corpus(tmp_path / name)
-    assert isinstance(rows, list) is not mapped and [rows[i] for i in range(3)] == PASSAGES_OF_DPR
-
-
-@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
-def test_a_large_corpus_is_memory_mapped_and_reads_the_same(tmp_path, monkeypatch, name):
-    lines = [json.dumps({"id": str(i), "contents": f'"Title {i}"\nText of {i}.'}) + "\n" for i in range(50)]
-    content = "".join(lines).encode()
-    file = tmp_path / name
-    file.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    small = data.load_corpus(file)
-    monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    large = data.load_corpus(file)
-    assert small[7] == {"id": "7", "title": "Title 7", "text": "Text of 7."}
-    assert not isinstance(large, list) and [large[i] for i in range(50)] == small and len(large) == 50
-
-
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("form", ["folder", "splits", "c.parquet", "owner/name", "owner/name:config:dev"])
 def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, mapped):
@@ -819,22 +691,23 @@ ROWS = [{"id": str(i), "contents": f'"Title {i}"\nText {i}.'} for i in range(40)
 OF_TWO_LAYOUTS = [{"id": i, "title": "1984", "text": f"Year {i}."} for i in range(20)] + ROWS[20:]
 AS_LINES = {
     "ids of two types": [row | {"id": i if i < 20 else f"p{i}"} for i, row in enumerate(ROWS)],
-    "no ids": [{"contents": row["contents"]} for row in ROWS],
-    "two layouts": OF_TWO_LAYOUTS,
+    "no ids": [{"contents": row["contents"]} for row in ROWS], "two layouts": OF_TWO_LAYOUTS,
     "dates as titles": [{"id": str(i), "title": f"2001-01-0{1 + i % 9}", "text": f"x{i}"} for i in range(40)],
     "times as ids": [row | {"id": "2001-01-01 00:00:00"} for row in ROWS],
     "half a character": [row | {"contents": f"{row['id']} \ud800."} for row in ROWS],
-    "other columns": [row | {"year": i if i < 20 else "?"} for i, row in enumerate(ROWS)],
-}
+    "other columns": [row | {"year": i if i < 20 else "?"} for i, row in enumerate(ROWS)]}
 
 
 def small_and_large(file, monkeypatch, **options):
     """What the reader of small files and that of large ones make of a corpus: rows, or an error's text."""
     made = []
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(file.parent / "cache"))
     for limit in (200e6, 0):
         monkeypatch.setattr(data, "MEMORY_MAP_FROM", limit)
         try:
-            made.append([dict(row) for row in data.load_corpus(file, **options)])
+            rows = data.load_corpus(file, **options)
+            assert isinstance(rows, list) == (limit > 0)
+            made.append([dict(row) for row in rows])
         except data.DataError as error:
             made.append(str(error))
     return made
@@ -848,18 +721,29 @@ def test_a_large_corpus_has_the_texts_of_a_small_one(tmp_path, monkeypatch, name
     assert all(isinstance(value, str) for row in large for value in row.values())
 
 
-@pytest.mark.parametrize("name, text", [
-    ("a.jsonl", json.dumps(ROWS)),
-    ("b.jsonl", json.dumps(ROWS, indent=1)),
-    ("c.jsonl", json.dumps({"data": ROWS})),
-    ("d.jsonl", json.dumps({"data": ROWS}, indent=1)),
-    ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS))),
-    ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40))),
+DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t1984\n3\tNot known.\tNA\n'
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name, text, rows, last", [
+    ("a.jsonl", json.dumps(ROWS), 40, "Text 39."),
+    ("b.jsonl", json.dumps(ROWS, indent=1), 40, "Text 39."),
+    ("c.jsonl", json.dumps({"data": ROWS}), 40, "Text 39."),
+    ("d.jsonl", json.dumps({"data": ROWS}, indent=1), 40, "Text 39."),
+    ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS)), 40, "Text 39."),
+    ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40)), 40,
+     "Text\n39."),
+    ("psgs.tsv", DPR, 3, "Not known."),
 ])
-def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text):
-    (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-    small, large = small_and_large(tmp_path / name, monkeypatch)
-    assert small == large and len(small) == 40
+def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text, rows, last,
+                                                            packed):
+    file = tmp_path / (f"{name}.gz" if packed else name)
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    small, large = small_and_large(file, monkeypatch)
+    assert small == large and len(small) == rows and small[-1]["text"] == last
+    if name == "psgs.tsv":
+        assert small[:2] == [{"id": "1", "title": "Aaron", "text": 'Aaron said "no". He\tleft.'},
+                             {"id": "2", "title": "1984", "text": "A year."}]
 
 
 @pytest.mark.parametrize("name, bad", [
@@ -952,7 +836,4 @@ def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):
     (tmp_path / "a.jsonl").write_text(row)
     q = data.load_questions(tmp_path / "a.jsonl")[0]
     assert (q.question, q.answers, q.type) == ("Who ??", ["Ada \U0001f600 ?"], "['a']")
-
-
-def test_an_answer_larger_than_any_float_is_text_too():
-    assert data.parse_question({"question": "How many?", "answer": 10**400}).answers == [str(10**400)]
+    assert one({"question": "How many?", "answer": 10**400}).answers == [str(10**400)]  # more than a float

@@ -54,12 +54,6 @@ def test_names_tell_model_and_data_where_they_are_not_the_default():
         assert SCRIPTS[script].parse_args(line.split()).name == name
 
 
-def test_commands_of_the_readme_do_not_collide():
-    lines = ["", "--model Qwen/Qwen3-4B", "--model Qwen/Qwen3-0.6B --data my.jsonl --corpus c.jsonl"]
-    names = {at2po.parse_args(line.split()).name for line in lines}
-    assert len(names) == 3
-
-
 # ---- auto
 
 @pytest.mark.parametrize("script", ["at2po", "bi_rar", "mygo_mujica"])
@@ -199,28 +193,6 @@ def test_a_name_that_holds_no_run_is_not_begun_anew(script, line, tmp_path, caps
     with pytest.raises(SystemExit, match="--resume: .* holds no (run|stage)"):
         SCRIPTS[script].main([*line.split(), "--resume", "--name", "mistyped", "--out", str(tmp_path)])
     assert [f.name for f in (tmp_path / script).iterdir()] == ["seed0-forward"]
-
-
-@pytest.mark.parametrize("lines", [0, 2])
-def test_metrics_shorter_than_the_checkpoint_are_refused(lines, tmp_path):
-    cfg = replace(at2po.parse_args([]), out=str(tmp_path), name="a")
-    folder = open_folder(cfg, "at2po", "a")
-    folder.create()
-    rows = [{"step": step, "train/loss": .5} for step in (1, 2, 3)]
-    folder.append("metrics.jsonl", rows)
-    checkpoint = tmp_path / "at2po/a/checkpoint"
-    checkpoint.mkdir()
-    state = {"step": 3, "run": folder.id, "weights": 0, "digests": {}}
-    (checkpoint / "trainer.json").write_text(json.dumps(state))
-    again = replace(cfg, resume=True)
-    assert open_folder(again, "at2po", "a").start == checkpoint
-    metrics = tmp_path / "at2po/a/metrics.jsonl"
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows[:lines]))
-    with pytest.raises(RunError, match=f"checkpoint of step 3, and metrics.jsonl ends at step {lines}"):
-        open_folder(again, "at2po", "a")
-    metrics.unlink()
-    with pytest.raises(RunError, match="ends at step 0"):
-        open_folder(again, "at2po", "a")
 
 
 # ---- own questions

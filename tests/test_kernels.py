@@ -58,8 +58,7 @@ def problem(N=37, H=16, V=301, dtype=torch.float32, seed=0, sharp=3.0):
     target = (
         torch.multinomial((x.float() @ W.float().T).softmax(1), 1, generator=g)[:, 0]
         if N
-        else torch.zeros(0, dtype=torch.long)
-    )
+        else torch.zeros(0, dtype=torch.long))
     up = torch.randn(N, generator=g) * torch.rand(N, generator=g)
     return x.to(DEVICE), W.to(DEVICE), target.to(DEVICE), up.to(DEVICE)
 
@@ -88,9 +87,7 @@ def check(x, W, target, up, temperature=1.0, **options):
     """Asserts the limits of the issue: 1e-5 for fp32; for bf16 operands 1e-4, dX 3e-3, dW 4e-3."""
     coarse = x.dtype != torch.float32
     expected, found = (
-        exact(x, W, target, up, temperature),
-        measured(x, W, target, up, temperature=temperature, **options),
-    )
+        exact(x, W, target, up, temperature), measured(x, W, target, up, temperature=temperature, **options))
     assert found[2].dtype == x.dtype and found[3].dtype == W.dtype
     limit = 1e-4 if coarse else 1e-5
     # the interpreter truncates to bf16 where a GPU rounds to nearest
@@ -200,13 +197,11 @@ def test_a_mask_may_have_any_dtype(dtype):
             at2po.atpo_loss(new, old, advantages, given, turns, .1, .1)[0],
             training.grpo_loss(new, old, advantages, given, weights, kl_coef=.1, ref_logprobs=ref)[0],
             *omne_r1.ppo_loss(new, old, advantages, new, rewards, given, .1, 5)[:2],
-            mygo_mujica.mle_loss(new, given, 5),
-            *omne_r1.gae(rewards, new, given, .9, .8)[0],
+            mygo_mujica.mle_loss(new, given, 5), *omne_r1.gae(rewards, new, given, .9, .8)[0],
             turn_loss(new[0, :2], old[0, :2], torch.where(mask, 1.5, 0.0), given, gather, turn_ptr, .1, .1),
             torch.tensor(at2po.update_spread(new.detach() - old, given, turns)),
             weighted_cross_entropy(hidden, head, labels, given),
-            turn_logprob(hidden, head, labels[mask], rows=given, turn_ptr=turn_ptr).turn_sums,
-        ]
+            turn_logprob(hidden, head, labels[mask], rows=given, turn_ptr=turn_ptr).turn_sums]
         gradient, = torch.autograd.grad(sum(loss.sum() for loss in losses), new)
         return [loss.detach() for loss in losses], gradient
 
@@ -253,10 +248,8 @@ def test_autograd_manners(backend):
     ids = torch.arange(20, device=DEVICE)
     torch.testing.assert_close(
         torch.autograd.grad(turn_logprob(E[ids], E, ids + 5, backend=backend).logprobs.sum(), E)[0],
-        torch.autograd.grad((E[ids] @ E.T).log_softmax(1).gather(1, ids[:, None] + 5).sum(), E)[0],
-        atol=1e-5,
-        rtol=1e-4,
-    )
+        torch.autograd.grad((E[ids] @ E.T).log_softmax(1).gather(1, ids[:, None] + 5).sum(), E)[0], atol=1e-5,
+        rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", LATER)
@@ -279,8 +272,7 @@ def test_two_runs_are_bit_equal(backend):
     p = problem(dtype=torch.bfloat16)
     assert all(
         torch.equal(a, b)
-        for a, b in zip(measured(*p, backend=backend), measured(*p, backend=backend), strict=True)
-    )
+        for a, b in zip(measured(*p, backend=backend), measured(*p, backend=backend), strict=True))
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
@@ -290,8 +282,7 @@ def test_turn_sums(backend):
     x.requires_grad_()
     out = turn_logprob(x, W, target, turn_ptr=turn_ptr, backend=backend)
     expected = torch.stack(
-        [out.logprobs[a:b].double().sum() for a, b in zip(turn_ptr[:-1], turn_ptr[1:], strict=True)]
-    )
+        [out.logprobs[a:b].double().sum() for a, b in zip(turn_ptr[:-1], turn_ptr[1:], strict=True)])
     torch.testing.assert_close(out.turn_sums.double(), expected, atol=1e-4, rtol=1e-6)
     g = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], device=DEVICE)
     (dx,) = torch.autograd.grad((out.turn_sums * g).sum(), x)
@@ -300,8 +291,7 @@ def test_turn_sums(backend):
     assert turn_sum(
         torch.ones(0, device=DEVICE),
         torch.tensor([0, 0], device=DEVICE),
-        "torch" if backend == "reference" else backend,
-    ).tolist() == [0.0]
+        "torch" if backend == "reference" else backend).tolist() == [0.0]
 
 
 def test_bad_arguments():
@@ -310,8 +300,7 @@ def test_bad_arguments():
         ("width 16, weight 15", (x, W[:, 1:], target), {}),
         ("37 rows of hidden states, 36", (x, W, target[1:]), {}),
         ("hidden states in float16", (x.half(), W, target), {}),
-        ("backend 'cuda'", (x, W, target), {"backend": "cuda"}),
-    ):
+        ("backend 'cuda'", (x, W, target), {"backend": "cuda"})):
         with pytest.raises(ValueError, match=message):
             turn_logprob(*arguments, **options)
 
@@ -350,8 +339,7 @@ def test_a_policy_gradient_through_the_kernels_equals_the_reference(monkeypatch)
         monkeypatch.setattr(models, "turn_logprob", partial(turn_logprob, backend=backend))
         logprobs = models.token_logprobs(model, batch, 0.9)
         loss, _ = at2po.atpo_loss(
-            logprobs, logprobs.detach() - 0.001, advantages, batch.response_mask, batch.turn_ids
-        )
+            logprobs, logprobs.detach() - 0.001, advantages, batch.response_mask, batch.turn_ids)
         loss.backward()
         losses.append(float(loss.detach()))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
@@ -432,38 +420,27 @@ def test_both_forms_of_the_loss_equal_the_loop_in_fp64():
 
 MUTANTS = {
     "temperature forgotten in backward": (
-        "target, lse, kept, -inv_temperature * g,",
-        "target, lse, kept, -g,",
-    ),
+        "target, lse, kept, -inv_temperature * g,", "target, lse, kept, -g,"),
     "temperature forgotten in forward": (
-        ".to(tl.float32) * inv_temperature\n            m_new",
-        ".to(tl.float32)\n            m_new",
-    ),
+        ".to(tl.float32) * inv_temperature\n            m_new", ".to(tl.float32)\n            m_new"),
     "target of a tile at the wrong place": ("column + first == tl.load", "column == tl.load"),
     "one-hot subtracted after rounding": (
         "p = tl.exp(z - tl.load(lse + row))\n",
-        "p = tl.exp(z - tl.load(lse + row)).to(tl.bfloat16).to(tl.float32)\n",
-    ),
+        "p = tl.exp(z - tl.load(lse + row)).to(tl.bfloat16).to(tl.float32)\n"),
     "logits rounded to bf16": (
         "logits = matmul_fp32(x[start:end], W.T) ",
-        "logits = matmul_fp32(x[start:end], W.T).bfloat16().float() ",
-    ),
+        "logits = matmul_fp32(x[start:end], W.T).bfloat16().float() "),
     "sum not rescaled by a new maximum": ("S = S * shrink + tl.sum(e, 0)", "S = S + tl.sum(e, 0)"),
     "ragged end counted": (
         'mask=inside, other=-float("inf"))\n'
         "            z = z.to(tl.float32) * inv_temperature\n            m_new",
-        "mask=inside, other=0.0)\n            z = z.to(tl.float32) * inv_temperature\n            m_new",
-    ),
+        "mask=inside, other=0.0)\n            z = z.to(tl.float32) * inv_temperature\n            m_new"),
     "upstream gradient taken as uniform": (
         "target, lse, kept, -inv_temperature * g,",
-        "target, lse, kept, -inv_temperature * g.mean().expand(len(g)),",
-    ),
+        "target, lse, kept, -inv_temperature * g.mean().expand(len(g)),"),
     "last vocabulary tile lost": (
-        "for first in range(0, V, tile):",
-        "for first in range(0, max(1, V - tile), tile):",
-    ),
-    "dX of the last tile only": ("dx += matmul_fp32", "dx = matmul_fp32"),
-}
+        "for first in range(0, V, tile):", "for first in range(0, max(1, V - tile), tile):"),
+    "dX of the last tile only": ("dx += matmul_fp32", "dx = matmul_fp32")}
 
 
 @there
@@ -502,8 +479,7 @@ def algorithm_1(logits, labels, weights):
     """Lines 16-30 of Omne-R1's Algorithm 1, as printed."""
     logits, labels, weights = logits[:, :-1], labels[:, 1:], weights[:, 1:]
     per_token = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100
-    ).view(labels.shape)
+        logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100).view(labels.shape)
     active = (labels != -100).to(logits.dtype)
     effective = (weights * active).sum()
     return (per_token * weights * active).sum() / effective if effective > 1e-8 else logits.sum() * 0
@@ -582,17 +558,13 @@ def test_weights_are_divided_by_the_global_sum(backend):
     g = torch.Generator().manual_seed(0)
     hidden, W = (
         torch.randn(2, 9, 8, generator=g).to(DEVICE),
-        torch.randn(50, 8, generator=g).to(DEVICE).requires_grad_(),
-    )
+        torch.randn(50, 8, generator=g).to(DEVICE).requires_grad_())
     labels, weights = (
-        torch.randint(50, (2, 9), generator=g),
-        torch.rand(2, 9, generator=g) * torch.tensor([[1.0], [0.01]]),
-    )
+        torch.randint(50, (2, 9), generator=g), torch.rand(2, 9, generator=g) * torch.tensor([[1.0], [0.01]]))
 
     def ce(rows, **total):
         return weighted_ce.weighted_cross_entropy(
-            hidden[rows], W, labels[rows], weights[rows], backend=backend, **total
-        )
+            hidden[rows], W, labels[rows], weights[rows], backend=backend, **total)
 
     (whole,) = torch.autograd.grad(ce(slice(0, 2)), W)
     (parts,) = torch.autograd.grad(sum(ce(slice(i, i + 1), total=weights.sum()) for i in range(2)), W)
@@ -604,8 +576,7 @@ def test_weights_are_divided_by_the_global_sum(backend):
 def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monkeypatch):
     hidden, W = (
         torch.randn(9, 8, device=DEVICE).bfloat16(),
-        torch.randn(50, 8, device=DEVICE).bfloat16().requires_grad_(),
-    )
+        torch.randn(50, 8, device=DEVICE).bfloat16().requires_grad_())
     labels, weights = torch.arange(9), torch.ones(9)
     half = hidden.clone().requires_grad_()
     (scaled,) = torch.autograd.grad(
@@ -615,8 +586,7 @@ def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monk
     expected = (
         torch.nn.functional.cross_entropy(exact_h @ W.detach().double().T, labels.to(DEVICE), reduction="sum")
         * 65536
-        / 1e5
-    )
+        / 1e5)
     # the interpreter truncates to bf16
     assert off(scaled, torch.autograd.grad(expected, exact_h)[0]) < 8e-3
     monkeypatch.setattr(weighted_ce, "backward_tiles", None)  # must not be called
@@ -628,13 +598,11 @@ def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monk
 def test_no_weight_at_all_is_zero_and_connected(backend):
     hidden, W = (
         torch.randn(4, 8, device=DEVICE, requires_grad=True),
-        torch.randn(50, 8, device=DEVICE, requires_grad=True),
-    )
+        torch.randn(50, 8, device=DEVICE, requires_grad=True))
     for labels, weights in (
         (torch.full((4,), -100), torch.ones(4)),
         (torch.ones(4, dtype=torch.long), torch.zeros(4)),
-        (torch.ones(4, dtype=torch.long), torch.full((4,), 1e-9)),
-    ):
+        (torch.ones(4, dtype=torch.long), torch.full((4,), 1e-9))):
         loss = weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, backend=backend)
         loss.backward()
         assert float(loss) == 0 and not hidden.grad.any() and not W.grad.any()
@@ -650,13 +618,11 @@ def test_think_weights_on_hand_made_spans():
     expected = torch.tensor([[1, w, w, w, 1, w, w, w], [1.0] * 8, [w, w, w, w, 1, 1, 1, 1]])
     torch.testing.assert_close(weighted_ce.think_weights(labels, [S], [E], w), expected)
     torch.testing.assert_close(
-        weighted_ce.think_weights(labels, S * torch.ones(1, dtype=torch.long), [E], w), expected
-    )
+        weighted_ce.think_weights(labels, S * torch.ones(1, dtype=torch.long), [E], w), expected)
     two = torch.tensor([[7, 7, 8, 1, 2, 7, 9, 3], [7, 8, 1, 7, 7, 9, 7, 8]])  # <think> = 7 8, </think> = 7 9
     torch.testing.assert_close(
         weighted_ce.think_weights(two, [7, 8], [7, 9], w),
-        torch.tensor([[1, w, w, w, w, w, w, 1], [w, w, w, w, w, w, 1, 1]]),
-    )
+        torch.tensor([[1, w, w, w, w, w, w, 1], [w, w, w, w, w, w, 1, 1]]))
     assert weighted_ce.think_weights(torch.tensor([[7]]), [7, 8], [7, 9], w).tolist() == [[1.0]]
     with pytest.raises(ValueError, match="at least one id"):
         weighted_ce.think_weights(labels, [], [E], w)

@@ -81,10 +81,8 @@ def test_equals_the_official_musique_script_but_for_its_f1_of_yes_and_no():
     for p, q in zip(map(json.loads, lines), gold, strict=True):
         answer, paragraphs = p["predicted_answer"], p["predicted_support_idxs"]
         scores.append([
-            metrics.exact_match(answer, q.answers),
-            metrics.f1(answer, q.answers),
-            metrics.evidence_scores(paragraphs, q.support_paragraphs)[1],
-        ])
+            metrics.exact_match(answer, q.answers), metrics.f1(answer, q.answers),
+            metrics.evidence_scores(paragraphs, q.support_paragraphs)[1]])
     em, f1, support = np.mean(scores, axis=0)
     assert f1 == pytest.approx(expected.pop("answer_f1"), abs=2e-3)
     assert {"answer_em": round(em, 3), "support_f1": round(support, 3)} == expected
@@ -125,14 +123,10 @@ def test_em_counts_whatever_the_format_and_em_valid_does_not():
 
 def test_questions_that_offer_their_answer_are_counted_apart():
     rows = [
-        _row(1, type="comparison", gold=["Film A"]),
-        _row(0, type="bridge_comparison", gold=["Film B"]),
-        _row(1, type="bridge", gold=["No"]),
-        _row(1, type="bridge", gold=["yes!"]),
-        _row(0, type="compositional", gold=["Ada"]),
-        _row(0, gold=["No Country"]),
-        _row(1, gold=["Ada", "A. H."]),
-    ]
+        _row(1, type="comparison", gold=["Film A"]), _row(0, type="bridge_comparison", gold=["Film B"]),
+        _row(1, type="bridge", gold=["No"]), _row(1, type="bridge", gold=["yes!"]),
+        _row(0, type="compositional", gold=["Ada"]), _row(0, gold=["No Country"]),
+        _row(1, gold=["Ada", "A. H."])]
     s = metrics.summarize(rows)
     assert s["two_way"] == {"n": 4, "em": 0.75} and s["open"] == {"n": 3, "em": pytest.approx(1 / 3)}
     assert s["by_type"]["comparison"] == {"n": 1, "em": 1}

@@ -4,7 +4,6 @@ they are handed to vLLM; rows of the head that are no tokens; ends of a turn."""
 import copy
 import functools
 import json
-import random
 
 import pytest
 import torch
@@ -20,12 +19,11 @@ from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
 from common.gpu.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
 from common.rollout import Trajectory, Turn
-from common.world.tiny import tiny_model, tiny_tokenizer
+from common.world.tiny import tiny_tokenizer
 
 SMALL = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    max_position_embeddings=512,
-)
+    max_position_embeddings=512)
 EXPERTS = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
@@ -123,6 +121,7 @@ def with_large_key_biases(made):
 def test_a_model_that_bf16_moves_far_has_no_unknown_parts(how, tmp_path):
     folder = saved(tmp_path, "qwen2", change=with_large_key_biases, num_hidden_layers=4)
     policy = policy_of(folder, trains=True, **how)
+    assert policy.model.in_bf16 == (how["precision"] == "bf16")
     held = {p.dtype for p in policy.model.parameters()}
     assert held == ({torch.float32, torch.bfloat16} if "lora" in how else {torch.float32})
     ids = model.probe_ids(policy.tokenizer, 60, 0)
@@ -291,10 +290,15 @@ def test_adapters_that_cannot_be_handed_over_are_refused(how, tmp_path):
 
 # ---- the tokenizer's ids, and no others
 
-def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(tmp_path):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(frozen, tmp_path):
+    """frozen: the sampler of offline MyGO."""
     tokens = tokenizer()
     folder = saved(tmp_path, "qwen3", vocab_size=4 * len(tokens), tie_word_embeddings=True)
     policy = policy_of(folder)
+    if frozen:
+        cfg = mygo_mujica.Config(engine="transformers", cache_gb=.1)
+        policy = mygo_mujica.frozen_sampler(cfg, folder, policy)
     policy.engine.sync(policy.model)
     asked = [policy.engine.generate([5, 6], max_tokens=40, seed=seed) for seed in range(20)]
     said = rollout.run_agents(asked, policy.engine, rollout.BatchedSearch(None))
@@ -305,17 +309,6 @@ def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(tmp
     assert (found - batch.rollout_logprobs).abs().max() < 1e-4  # the trainer leaves them out, too
     weights = dict(policy_weights(policy.model))
     assert len(weights["model.embed_tokens.weight"]) == len(tokens)  # nor does vLLM see them
-
-
-def test_the_frozen_sampler_of_offline_mygo_leaves_them_out_too(tmp_path):
-    tokens = tokenizer()
-    folder = saved(tmp_path, "qwen3", vocab_size=4 * len(tokens))
-    cfg = mygo_mujica.Config(engine="transformers", cache_gb=.1)
-    sampler = mygo_mujica.frozen_sampler(cfg, folder, policy_of(folder))
-    sampler.engine.sync(sampler.model)
-    asked = [sampler.engine.generate([5, 6], max_tokens=40, seed=seed) for seed in range(20)]
-    said = rollout.run_agents(asked, sampler.engine, rollout.BatchedSearch(None))
-    assert max(i for g in said for i in g.token_ids) < len(tokens)
 
 
 def test_a_base_model_stops_where_its_template_closes_a_turn(tmp_path):
@@ -356,16 +349,6 @@ def test_probes_are_text(qwen):
     drawn = model.probe_ids(tokens, 500, 0)
     assert not set(drawn) & chat.added_tokens(tokens)[0] and len(set(drawn)) > 400
     assert drawn == model.probe_ids(tokens, 500, 0) != model.probe_ids(tokens, 500, 1)
-
-
-def test_a_policy_in_bf16_is_not_taken_for_another(tmp_path):
-    random.seed(0)
-    tokens = tokenizer()
-    made = tiny_model(tokens, 64)
-    made.save_pretrained(tmp_path)
-    tokens.save_pretrained(tmp_path)
-    cfg = at2po.Config(engine="transformers", cache_gb=.1, precision="bf16")
-    assert run.Run(cfg).policy(str(tmp_path)).model.in_bf16
 
 
 def test_a_run_folder_is_no_model_and_a_model_may_have_metrics_beside_it(tmp_path):

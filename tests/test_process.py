@@ -21,6 +21,7 @@ from common import flags, process
 from common.files import Lines, RunError, read_jsonl
 from docs.metrics import SCRIPTS
 from tests.conftest import forked
+from tests.test_run import ten_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,36 +76,24 @@ def test_bf16_products_of_ever_other_shapes_do_not_fill_the_memory():
 def started(*args):
     """A script as a terminal starts it: Ctrl-C reaches it even where the tests run in the background."""
     return subprocess.Popen(
-        [sys.executable, *map(str, args)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+        [sys.executable, *map(str, args)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+
+
+def own_environment():
+    """This one, without what a user may have set of threads."""
+    return {name: value for name, value in os.environ.items() if name not in process.USER_SET}
 
 
 def test_an_ignored_ctrl_c_stays_ignored_and_a_command_string_is_no_script():
-    script = (
-        "import signal; from common import process; "
-        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, process.settled)"
-    )
-    ignoring = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable]
+    code = ("import signal; from common import process; "
+            "print(signal.getsignal(signal.SIGINT) is signal.{}, process.settled)")
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$0" "$@"', sys.executable, "-c", code.format("SIG_IGN")]
     out = subprocess.run(
-        [*ignoring, "-c", script],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={k: v for k, v in os.environ.items() if k not in process.USER_SET},
-    ).stdout
+        ignoring, cwd=ROOT, capture_output=True, text=True, check=True, env=own_environment()).stdout
     assert out == "True \n"
-    code = (
-        "import signal; from common import process; "
-        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    )
-    running = started("-c", code)  # (the tests may run in the background)
-    assert running.communicate()[0] == "True\n" and running.returncode == 0
+    running = started("-c", code.format("default_int_handler"))  # (the tests may run in the background)
+    assert running.communicate()[0].startswith("True") and running.returncode == 0
 
 
 def test_a_busy_core_is_seen():
@@ -124,14 +113,8 @@ def test_a_library_import_changes_neither_handlers_nor_threads():
     code = (
         "import os, signal, sys; sys.argv = ['/elsewhere/tool.py']; "
         "before = signal.getsignal(signal.SIGINT); from common import process; "
-        "assert signal.getsignal(signal.SIGINT) is before and 'GOMP_SPINCOUNT' not in os.environ"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        check=True,
-        env={k: v for k, v in os.environ.items() if k not in process.USER_SET},
-    )
+        "assert signal.getsignal(signal.SIGINT) is before and 'GOMP_SPINCOUNT' not in os.environ")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=own_environment())
 
 
 # ---- Ctrl-C and SIGTERM
@@ -149,26 +132,18 @@ def test_ctrl_c_during_the_imports_is_one_line_and_130(name, tmp_path):
     assert running.returncode == 130 and "Traceback" not in said and said.startswith("interrupted")
 
 
-@pytest.mark.parametrize(
-    "sent, code, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-)
+@pytest.mark.parametrize("sent, code, word", [
+    (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_stopping_a_run_says_what_is_saved_and_how_to_go_on(tmp_path, sent, code, word):
-    running = forked(
-        at2po.main, "--questions-per-step", 2, "--mini-batch", 2, "--chains", 2,
-        "--rounds", 0, "--eval-limit", 2, "--limit", 10, "--steps", 10_000, "--max-response", 40,
-        "--bad-format-reward", -1, "--out", tmp_path, "--name", "a",
-        out=tmp_path / "out", err=tmp_path / "err",
-    )
+    running = forked(ten_lines, "--steps", 10_000, "--out", tmp_path, "--name", "a",
+                     out=tmp_path / "out", err=tmp_path / "err")
     while len(read_jsonl(tmp_path / "at2po/a/metrics.jsonl")) < 3 and running.is_alive():
         time.sleep(.05)
     os.kill(running.pid, sent)
     running.join()
     said = (tmp_path / "err").read_text()
-    assert running.exitcode == code, said
-    assert said.startswith(word)
-    assert "checkpoint of step" in said
-    assert "--resume --name a" in said
-    assert "Traceback" not in said
+    assert running.exitcode == code and said.startswith(word), said
+    assert "checkpoint of step" in said and "--resume --name a" in said and "Traceback" not in said
 
 
 def test_handlers_are_put_back_and_errors_are_one_line():
@@ -253,14 +228,7 @@ def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeyp
 
 def test_flags_given_with_underscores_count_too():
     assert flags.given_flags(["--eval_data=dev", "--model", "x"])[1] == {
-        "--eval-data": "dev", "--model": "x", "x": ""
-    }
-
-
-def test_importing_the_kernels_package_gives_its_three_functions():
-    from kernels import think_weights, turn_logprob, weighted_cross_entropy
-
-    assert all(map(callable, (think_weights, turn_logprob, weighted_cross_entropy)))
+        "--eval-data": "dev", "--model": "x", "x": ""}
 
 
 # ---- Hugging Face's package of the name kernels

@@ -38,14 +38,9 @@ ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=\"d
 def tree(number, rewards=(1, 0, 0), **question):
     """A group with one first turn per trajectory, a shared root, and an attack in every text."""
     q = data.Question(
-        f"q{number}",
-        question.pop("question", f"Who directed film {number}? {ATTACK}"),
-        ["Ada Holt"],
-        hops=1 + number % 3,
-        type=("bridge", "comparison")[number % 2],
-        supporting_facts=[["Film", 1]],
-        context=[["Film", ["It is a film.", "Its director was Ada Holt."]]],
-    )
+        f"q{number}", question.pop("question", f"Who directed film {number}? {ATTACK}"), ["Ada Holt"],
+        hops=1 + number % 3, type=("bridge", "comparison")[number % 2], supporting_facts=[["Film", 1]],
+        context=[["Film", ["It is a film.", "Its director was Ada Holt."]]])
 
     def turn(text, observation=""):
         return rollout.Turn([1, 2, 3], [-0.1, -2.0, -0.5], "</search>", text, [4], observation)
@@ -56,15 +51,13 @@ def tree(number, rewards=(1, 0, 0), **question):
         a, b = 2 * i + 1, 2 * i + 2
         for k, parent, label, t in (
             (a, 0, "search: film", turn("<search> film </search>", seen)),
-            (b, a, "answer", turn(f"answer {i} {ATTACK}")),
-        ):
+            (b, a, "answer", turn(f"answer {i} {ATTACK}"))):
             facts = {"label": label, "advantage": reward - 0.5, "value": 0.1, "how": [f"V = 0.1 {ATTACK}"]}
             nodes.append(record.turn_node(k, [parent], t, True, **facts))
         trajectories.append({
             "path": [0, a, b], "reward": reward, "answer": f"Ada {i}",
             "problem": "" if reward >= 0 else "no answer", "correct": reward == 1,
-            "why": ["exact match: 'x' against 'y'"],
-        })
+            "why": ["exact match: 'x' against 'y'"]})
     return record.group(q, nodes, trajectories, step=number + 1, **question)
 
 
@@ -86,10 +79,8 @@ def make_run(folder, groups, predictions=(), rows=()):
 ROWS = [
     {
         "step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": 0.9,
-        "rollout/entropy": 0.2, "rollout/tokens": 100,
-    }
-    for i in range(20)
-]
+        "rollout/entropy": 0.2, "rollout/tokens": 100}
+    for i in range(20)]
 
 
 # ---- the page
@@ -445,8 +436,7 @@ def test_a_dag_with_several_parents_is_drawn(tmp_path, shown):
     g = tree(0, (1,))
     g["nodes"] = [
         {"id": i, "parents": p, "label": f"n{i}", "text": "t", "observation": "", "sampled": i % 2 == 0}
-        for i, p in enumerate([[], [0], [0], [1, 2], [3]])
-    ]
+        for i, p in enumerate([[], [0], [0], [1, 2], [3]])]
     g["trajectories"][0]["path"] = [0, 1, 2, 3, 4]
     page = shown(make_run(tmp_path / "mygo/x", [g]))
     assert page.locator(".graph path").count() == 5 and page.locator(".graph rect").count() == 2
@@ -626,10 +616,8 @@ def exported(folder, ems, question="Who?"):
             {
                 "id": f"q{i}", "question": question, "gold": ["Ada"], "type": "bridge", "hops": 2,
                 "answer": "x", "problem": "", "em": em, "em_valid": em, "f1": em, "searches": 1, "tokens": 9,
-                "nodes": [], "trajectories": [],
-            }
-            for i, em in enumerate(values)
-        ]
+                "nodes": [], "trajectories": []}
+            for i, em in enumerate(values)]
         result = {"summary": metrics.summarize(rows), "predictions": rows}
         (folder / f"eval_test{suffix}.json").write_text(json.dumps(result))
     return folder
@@ -745,10 +733,7 @@ def test_a_tracker_gets_what_the_file_gets(tmp_path, monkeypatch):
     begun = {"project": "at2po", "config": {"lr": 1}, "resume": "never"}
     assert told == [
         begun | {"name": "wandb", "dir": str(tmp_path / "at2po/wandb"), "mode": "offline"},
-        ({"reward/mean": 0.5}, 3),
-        begun | {"name": "trackio"},
-        ({"reward/mean": 0.5}, 3),
-    ]
+        ({"reward/mean": 0.5}, 3), begun | {"name": "trackio"}, ({"reward/mean": 0.5}, 3)]
 
 
 def test_trackio_keeps_a_run_on_this_machine(tmp_path, monkeypatch):
@@ -861,8 +846,7 @@ def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
 HEALTHY = {
     "train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0,
     "rollout/flat_groups": 0.3, "reward/mean": 0.5, "reward/format": 0.9, "rollout/response_tokens": 100.0,
-    "rollout/entropy": 0.5, "train/kl": 0.002, "rollout/searches": 2.0,
-}
+    "rollout/entropy": 0.5, "train/kl": 0.002, "rollout/searches": 2.0}
 
 
 @pytest.mark.parametrize("name, fault, flag", [

@@ -198,6 +198,9 @@ def flipped(old):
     ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "line 1 has no step; nothing was changed"),
     ("metrics.jsonl", lambda old: old + b'{"step": "3"}\n', "metrics.jsonl: line 2 has no step"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
+    ("metrics.jsonl", "", "checkpoint of step 1, and metrics.jsonl ends at step 0"),
+    ("metrics.jsonl", None, "metrics.jsonl ends at step 0"),
+    ("checkpoint/trainer.json", edited(step=2), "checkpoint of step 2, and metrics.jsonl ends at step 1"),
     ("samples.jsonl", "[1]\n", "samples.jsonl: line 1 has no step"),
     ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)"),
 ])

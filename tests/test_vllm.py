@@ -20,7 +20,7 @@ from common import metrics, rollout
 from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.gpu import vllm_engine
-from common.gpu.vllm_engine import VllmEngine, policy_weights
+from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
 from tests.conftest import NEEDS_VLLM
@@ -98,16 +98,6 @@ def test_more_prompts_than_one_pass_reads():
     assert [g.token_ids for g in together[-3:]] == [g.token_ids for g in alone]
 
 
-def test_the_weights_of_an_adapted_model_are_those_of_the_merged_one():
-    model, _ = small_policy(lora=8)
-    train_a_little(model)
-    handed_over = {name: weight.clone() for name, weight in policy_weights(model)}
-    merged = dict(model.merge_and_unload().named_parameters())
-    assert handed_over.keys() == merged.keys()
-    for name, weight in merged.items():
-        torch.testing.assert_close(handed_over[name], weight.detach())
-
-
 def test_rows_of_the_head_that_are_no_tokens_are_not_sampled():
     model, tokenizer = random_policy(128)
     model.resize_token_embeddings(4 * len(tokenizer))
@@ -183,8 +173,7 @@ def test_the_process_stays_as_it_was():
 
 SMALL = (
     "--engine vllm --warmup-steps 100 --questions-per-step 4 --eval-limit 4 --limit 20 --lr 1e-3 --steps 2 "
-    "--name a"
-).split()
+    "--name a").split()
 TREES = "--bad-format-reward -1 --chains 3 --expand 2 --rounds 1 --max-response 200"
 
 
@@ -218,8 +207,7 @@ def test_two_steps_of_at2po_and_one_more(half_is_right, tmp_path):
     flags = [*SMALL, *TREES.split(), "--out", str(tmp_path)]
     at2po.main(flags)
     assert_no_drift(last_rows(tmp_path / "at2po/a"))
-    with pytest.raises(SystemExit, match="started with engine = 'vllm', not 'transformers'; leave --engine"):
-        at2po.main([*flags, "--resume", "--engine", "transformers"])
+
     at2po.main([*flags, "--resume", "--steps", "3"])
     assert [r["step"] for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2, 3]
 
