@@ -241,7 +241,6 @@ OBJECT = '{"target": ["Ada", "A. H."]}'
     ({"Answer": "Ada", "ALIASES": ["A. H."]}, ["Ada", "A. H."]),
     ({"answer": None, "answers": ["Ada"]}, ["Ada"]),
     ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."]),
-    ({"input": "Who?", "question": None, "answers": ["Ada", "A. H."], "context": "a book"}, ["Ada", "A. H."]),
 ])
 def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, golds):
     q = one({"question": "Who?"} | row)

@@ -55,10 +55,9 @@ def problem(N=37, H=16, V=301, dtype=torch.float32, seed=0, sharp=3.0):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(N, H, generator=g).to(dtype)
     W = (sharp * torch.randn(V, H, generator=g) / H**0.5).to(dtype)
-    target = (
-        torch.multinomial((x.float() @ W.float().T).softmax(1), 1, generator=g)[:, 0]
-        if N
-        else torch.zeros(0, dtype=torch.long))
+    target = torch.zeros(0, dtype=torch.long)
+    if N:
+        target = torch.multinomial((x.float() @ W.float().T).softmax(1), 1, generator=g)[:, 0]
     up = torch.randn(N, generator=g) * torch.rand(N, generator=g)
     return x.to(DEVICE), W.to(DEVICE), target.to(DEVICE), up.to(DEVICE)
 
@@ -418,11 +417,11 @@ def test_both_forms_of_the_loss_equal_the_loop_in_fp64():
 
 # ---- planted errors
 
+RESCALED = ".to(tl.float32) * inv_temperature\n            m_new"
 MUTANTS = {
     "temperature forgotten in backward": (
         "target, lse, kept, -inv_temperature * g,", "target, lse, kept, -g,"),
-    "temperature forgotten in forward": (
-        ".to(tl.float32) * inv_temperature\n            m_new", ".to(tl.float32)\n            m_new"),
+    "temperature forgotten in forward": (RESCALED, ".to(tl.float32)\n            m_new"),
     "target of a tile at the wrong place": ("column + first == tl.load", "column == tl.load"),
     "one-hot subtracted after rounding": (
         "p = tl.exp(z - tl.load(lse + row))\n",
@@ -432,9 +431,8 @@ MUTANTS = {
         "logits = matmul_fp32(x[start:end], W.T).bfloat16().float() "),
     "sum not rescaled by a new maximum": ("S = S * shrink + tl.sum(e, 0)", "S = S + tl.sum(e, 0)"),
     "ragged end counted": (
-        'mask=inside, other=-float("inf"))\n'
-        "            z = z.to(tl.float32) * inv_temperature\n            m_new",
-        "mask=inside, other=0.0)\n            z = z.to(tl.float32) * inv_temperature\n            m_new"),
+        f'mask=inside, other=-float("inf"))\n            z = z{RESCALED}',
+        f"mask=inside, other=0.0)\n            z = z{RESCALED}"),
     "upstream gradient taken as uniform": (
         "target, lse, kept, -inv_temperature * g,",
         "target, lse, kept, -inv_temperature * g.mean().expand(len(g)),"),
@@ -556,15 +554,14 @@ def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens
 def test_weights_are_divided_by_the_global_sum(backend):
     """Two micro-batches with the sum of both give the whole batch's gradient; their own sums would not."""
     g = torch.Generator().manual_seed(0)
-    hidden, W = (
-        torch.randn(2, 9, 8, generator=g).to(DEVICE),
-        torch.randn(50, 8, generator=g).to(DEVICE).requires_grad_())
-    labels, weights = (
-        torch.randint(50, (2, 9), generator=g), torch.rand(2, 9, generator=g) * torch.tensor([[1.0], [0.01]]))
+    hidden = torch.randn(2, 9, 8, generator=g).to(DEVICE)
+    W = torch.randn(50, 8, generator=g).to(DEVICE).requires_grad_()
+    labels = torch.randint(50, (2, 9), generator=g)
+    weights = torch.rand(2, 9, generator=g) * torch.tensor([[1.0], [0.01]])
 
     def ce(rows, **total):
-        return weighted_ce.weighted_cross_entropy(
-            hidden[rows], W, labels[rows], weights[rows], backend=backend, **total)
+        given = hidden[rows], W, labels[rows], weights[rows]
+        return weighted_ce.weighted_cross_entropy(*given, backend=backend, **total)
 
     (whole,) = torch.autograd.grad(ce(slice(0, 2)), W)
     (parts,) = torch.autograd.grad(sum(ce(slice(i, i + 1), total=weights.sum()) for i in range(2)), W)
@@ -574,21 +571,16 @@ def test_weights_are_divided_by_the_global_sum(backend):
 
 @pytest.mark.parametrize("backend", LATER)
 def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monkeypatch):
-    hidden, W = (
-        torch.randn(9, 8, device=DEVICE).bfloat16(),
-        torch.randn(50, 8, device=DEVICE).bfloat16().requires_grad_())
+    hidden = torch.randn(9, 8, device=DEVICE).bfloat16().requires_grad_()
+    W = torch.randn(50, 8, device=DEVICE).bfloat16().requires_grad_()
     labels, weights = torch.arange(9), torch.ones(9)
-    half = hidden.clone().requires_grad_()
-    (scaled,) = torch.autograd.grad(
-        weighted_ce.weighted_cross_entropy(half, W, labels, weights, total=1e5, backend=backend) * 65536, half
-    )
-    exact_h = hidden.double().requires_grad_()
-    expected = (
-        torch.nn.functional.cross_entropy(exact_h @ W.detach().double().T, labels.to(DEVICE), reduction="sum")
-        * 65536
-        / 1e5)
+    loss = weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, total=1e5, backend=backend)
+    (scaled,) = torch.autograd.grad(loss * 65536, hidden)
+    exact = hidden.detach().double().requires_grad_()
+    logits = exact @ W.detach().double().T
+    expected = torch.nn.functional.cross_entropy(logits, labels.to(DEVICE), reduction="sum") / 1e5
     # the interpreter truncates to bf16
-    assert off(scaled, torch.autograd.grad(expected, exact_h)[0]) < 8e-3
+    assert off(scaled, torch.autograd.grad(expected * 65536, exact)[0]) < 8e-3
     monkeypatch.setattr(weighted_ce, "backward_tiles", None)  # must not be called
     with torch.no_grad():
         assert float(weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, backend=backend)) > 0
@@ -596,33 +588,29 @@ def test_weighted_cross_entropy_without_grad_and_with_a_loss_scale(backend, monk
 
 @pytest.mark.parametrize("backend", [*LATER, "reference"])
 def test_no_weight_at_all_is_zero_and_connected(backend):
-    hidden, W = (
-        torch.randn(4, 8, device=DEVICE, requires_grad=True),
-        torch.randn(50, 8, device=DEVICE, requires_grad=True))
+    hidden = torch.randn(4, 8, device=DEVICE, requires_grad=True)
+    W = torch.randn(50, 8, device=DEVICE, requires_grad=True)
+    ones = torch.ones(4, dtype=torch.long)
     for labels, weights in (
-        (torch.full((4,), -100), torch.ones(4)),
-        (torch.ones(4, dtype=torch.long), torch.zeros(4)),
-        (torch.ones(4, dtype=torch.long), torch.full((4,), 1e-9))):
+            (-100 * ones, torch.ones(4)), (ones, torch.zeros(4)), (ones, torch.full((4,), 1e-9))):
         loss = weighted_ce.weighted_cross_entropy(hidden, W, labels, weights, backend=backend)
         loss.backward()
         assert float(loss) == 0 and not hidden.grad.any() and not W.grad.any()
-    with pytest.raises(ValueError, match="must agree"):
-        weighted_ce.weighted_cross_entropy(hidden, W, torch.ones(3, dtype=torch.long), torch.ones(4))
-    with pytest.raises(ValueError, match="must not be negative"):
-        weighted_ce.weighted_cross_entropy(hidden, W, torch.ones(4, dtype=torch.long), -torch.ones(4))
+    for labels, weights, why in ((ones[1:], torch.ones(4), "must agree"),
+                                 (ones, -torch.ones(4), "must not be negative")):
+        with pytest.raises(ValueError, match=why):
+            weighted_ce.weighted_cross_entropy(hidden, W, labels, weights)
 
 
 def test_think_weights_on_hand_made_spans():
     S, E, w = 8, 9, 0.1
     labels = torch.tensor([[1, S, 2, E, 3, S, 4, E], [E, 1, S, 2, 3, 4, 5, 6], [S, S, 1, E, 2, E, 3, -100]])
     expected = torch.tensor([[1, w, w, w, 1, w, w, w], [1.0] * 8, [w, w, w, w, 1, 1, 1, 1]])
-    torch.testing.assert_close(weighted_ce.think_weights(labels, [S], [E], w), expected)
-    torch.testing.assert_close(
-        weighted_ce.think_weights(labels, S * torch.ones(1, dtype=torch.long), [E], w), expected)
+    for start in ([S], S * torch.ones(1, dtype=torch.long)):
+        torch.testing.assert_close(weighted_ce.think_weights(labels, start, [E], w), expected)
     two = torch.tensor([[7, 7, 8, 1, 2, 7, 9, 3], [7, 8, 1, 7, 7, 9, 7, 8]])  # <think> = 7 8, </think> = 7 9
-    torch.testing.assert_close(
-        weighted_ce.think_weights(two, [7, 8], [7, 9], w),
-        torch.tensor([[1, w, w, w, w, w, w, 1], [w, w, w, w, w, w, 1, 1]]))
+    expected = torch.tensor([[1, w, w, w, w, w, w, 1], [w, w, w, w, w, w, 1, 1]])
+    torch.testing.assert_close(weighted_ce.think_weights(two, [7, 8], [7, 9], w), expected)
     assert weighted_ce.think_weights(torch.tensor([[7]]), [7, 8], [7, 9], w).tolist() == [[1.0]]
     with pytest.raises(ValueError, match="at least one id"):
         weighted_ce.think_weights(labels, [], [E], w)

@@ -76,7 +76,7 @@ def test_bf16_products_of_ever_other_shapes_do_not_fill_the_memory():
 def started(*args):
     """A script as a terminal starts it: Ctrl-C reaches it even where the tests run in the background."""
     return subprocess.Popen(
-        [sys.executable, *map(str, args)], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, *map(str, args)], cwd=ROOT, stdout=-1, stderr=-1, text=True,  # pipes
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
 
 

@@ -67,20 +67,13 @@ def make_run(folder, groups, predictions=(), rows=()):
     (folder / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "metrics.json").write_text(json.dumps(guards.STEP | guards.ROLLOUT))
-    ems = [p["em"] for p in predictions]
     if predictions:
-        mean = sum(ems) / len(ems)
-        summary = {"em": mean, "em_low": mean, "em_high": mean, "n": len(ems), "f1": mean}
-        summary |= {"searches": 1.0, "tokens": 9.0}
-        (folder / "eval_test.json").write_text(json.dumps({"summary": summary, "predictions": predictions}))
+        evaluation(folder, "test", predictions)
     return folder
 
 
-ROWS = [
-    {
-        "step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": 0.9,
-        "rollout/entropy": 0.2, "rollout/tokens": 100}
-    for i in range(20)]
+ROWS = [{"step": i + 1, "reward/mean": i / 20, "reward/em": i / 20, "reward/format": 0.9,
+         "rollout/entropy": 0.2, "rollout/tokens": 100} for i in range(20)]
 
 
 # ---- the page
@@ -219,11 +212,16 @@ def evaluated(folder, right, when=("_before", "")):
     make_run(folder, [])
     for suffix, ems in zip(when, right, strict=True):
         rows = [{"id": f"q{i}", "em": em, "f1": em, "tokens": 9} | tree(i, (em,)) for i, em in enumerate(ems)]
-        mean = sum(ems) / len(ems)
-        summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(ems)}
-        text = json.dumps({"summary": summary, "predictions": rows})
-        (folder / f"eval_test{suffix}.json").write_text(text)
+        evaluation(folder, f"test{suffix}", rows)
     return folder
+
+
+def evaluation(folder, name, rows):
+    """eval_<name>.json of these rows."""
+    mean = sum(row["em"] for row in rows) / len(rows)
+    summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(rows), "searches": 1.0,
+               "tokens": sum(row.get("tokens", 9.0) for row in rows) / len(rows)}
+    (folder / f"eval_{name}.json").write_text(json.dumps({"summary": summary, "predictions": rows}))
 
 
 def test_before_and_after_stand_beside_each_other(tmp_path, shown):
@@ -611,13 +609,10 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
 def exported(folder, ems, question="Who?"):
     """A run with an evaluation before and after, as training leaves it."""
     make_run(folder, [], rows=ROWS)
+    shared = {"question": question, "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x",
+              "problem": "", "searches": 1, "tokens": 9, "nodes": [], "trajectories": []}
     for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
-        rows = [
-            {
-                "id": f"q{i}", "question": question, "gold": ["Ada"], "type": "bridge", "hops": 2,
-                "answer": "x", "problem": "", "em": em, "em_valid": em, "f1": em, "searches": 1, "tokens": 9,
-                "nodes": [], "trajectories": []}
-            for i, em in enumerate(values)]
+        rows = [shared | {"id": f"q{i}", "em": em, "em_valid": em, "f1": em} for i, em in enumerate(values)]
         result = {"summary": metrics.summarize(rows), "predictions": rows}
         (folder / f"eval_test{suffix}.json").write_text(json.dumps(result))
     return folder
@@ -648,16 +643,26 @@ def test_explain_on_the_terminal(tmp_path, capsys):
         folders.main([str(tmp_path / "nowhere")])
 
 
-@pytest.mark.parametrize("values, bottom", [([-.9, .1], -.9), ([.1, .4], 0.0)])
-def test_what_is_below_zero_is_in_the_picture(values, bottom):
+@pytest.fixture
+def panel():
+    """panel(runs, keys) draws into one panel: its axis."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, axis = plt.subplots()
-    rows = [{"step": i, "train/explained_variance": value} for i, value in enumerate(values)]
-    curves._draw_panel(plt, axis, "critic", {"train/explained_variance": "variance"}, {"run": [rows]})
-    shown = axis.get_ylim()[0]
+
+    def draw(runs, **keys):
+        curves._draw_panel(plt, axis, "x", keys, runs)
+        return axis
+
+    yield draw
     plt.close(figure)
+
+
+@pytest.mark.parametrize("values, bottom", [([-.9, .1], -.9), ([.1, .4], 0.0)])
+def test_what_is_below_zero_is_in_the_picture(values, bottom, panel):
+    rows = [{"step": i, "loss": value} for i, value in enumerate(values)]
+    shown = panel({"run": [rows]}, loss="variance").get_ylim()[0]
     assert shown == 0 if bottom == 0 else bottom - .2 < shown <= bottom
 
 
@@ -749,49 +754,35 @@ def test_trackio_keeps_a_run_on_this_machine(tmp_path, monkeypatch):
     assert (name, step, json.loads(numbers)) == ("x", 3, {"reward/mean": 0.5})
 
 
-def test_curves_of_seeds_are_their_mean_where_all_have_been():
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, axis = plt.subplots()
+def test_curves_of_seeds_are_their_mean_where_all_have_been(panel):
     seeds = [[{"step": 1, "loss": 4.0}, {"step": 3, "loss": 2.0}],
              [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0},
               {"step": 4, "loss": 9.0}]]
-    keys = {"loss": "loss"}
-    curves._draw_panel(plt, axis, "loss", keys, {"w = 1": seeds, "w = 0": [seeds[0]]})
+    axis = panel({"w = 1": seeds, "w = 0": [seeds[0]]}, loss="loss")
     mean, one = axis.lines
     assert list(mean.get_xdata()) == [1, 2, 3]
     assert list(mean.get_ydata()) == [3, 2, 1.5]  # the first is 3 in the middle
     assert list(one.get_ydata()) == [4, 2]
     band = axis.collections[0].get_paths()[0].vertices
     assert {tuple(point) for point in band} == {(1, 2), (1, 4), (2, 1), (2, 3), (3, 1), (3, 2)}
-    evaluated = [[{"step": 0, "eval/em": .1}], [{"step": 0, "eval/em": .3}]]
-    curves._draw_panel(plt, axis, "em", {"eval/em": "em"}, {"a": evaluated})
-    assert list(axis.lines[-1].get_ydata()) == [.2] and axis.lines[-1].get_marker() == "o"
-    plt.close(figure)
+    last = panel({"a": [[{"step": 0, "eval/em": .1}], [{"step": 0, "eval/em": .3}]]}, **{"eval/em": "em"})
+    assert list(last.lines[-1].get_ydata()) == [.2] and last.lines[-1].get_marker() == "o"
 
 
-def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps():
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, axis = plt.subplots()
-    falling = [math.exp(-step / 10) for step in range(300)]
-    for count in (40, 300):
-        rows = [{"step": step, "loss": value} for step, value in enumerate(falling[:count])]
-        curves._draw_panel(plt, axis, "loss", {"loss": "loss"}, {"run": [rows]})
-        line = axis.lines[-1].get_ydata()
-        assert list(line[3:30]) == pytest.approx(falling[3:30], rel=.06 if count > curves.MANY else 1e-9)
-    plt.close(figure)
+@pytest.mark.parametrize("count, near", [(40, 1e-9), (300, .06)])
+def test_the_line_is_drawn_through_the_data_or_through_the_middle_of_many_steps(count, near, panel):
+    falling = [math.exp(-step / 10) for step in range(count)]
+    rows = [{"step": step, "loss": value} for step, value in enumerate(falling)]
+    line = panel({"run": [rows]}, loss="loss").lines[-1].get_ydata()
+    assert list(line[3:30]) == pytest.approx(falling[3:30], rel=near)
+    assert (count > curves.MANY) == (near > .01)
 
 
 def stage(folder, **sets):
     """A run folder with final evaluations: {set: EM of questions 0, 1, …}."""
     make_run(folder, [])
     for name, ems in sets.items():
-        rows = [{"id": str(i), "em": em, "tokens": 2 * em} for i, em in enumerate(ems)]
-        summary = {"n": len(ems), "em": sum(ems) / len(ems), "tokens": 2 * sum(ems) / len(ems)}
-        (folder / f"eval_{name}.json").write_text(json.dumps({"summary": summary, "predictions": rows}))
+        evaluation(folder, name, [{"id": str(i), "em": em, "tokens": 2 * em} for i, em in enumerate(ems)])
     return folder
 
 

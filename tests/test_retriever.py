@@ -30,8 +30,7 @@ from tests.conftest import sample
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
     {"id": "b", "title": "Silent River", "text": "Silent River is a film."},
-    {"id": "c", "title": "Ada Holt", "text": 'Ada Holt is a person. "Quoted" and\nbroken text.'},
-]
+    {"id": "c", "title": "Ada Holt", "text": 'Ada Holt is a person. "Quoted" and\nbroken text.'}]
 
 
 @pytest.fixture(autouse=True)
@@ -68,37 +67,39 @@ def test_bm25_top_k_of_many_equals_a_full_sort():
         assert [int(p.id) for p in r.search([query], 3)[0]] == expected
 
 
-def test_bm25_finds_the_one_character_that_tells_titles_apart():
-    names = ["Toy Story", "Toy Story 2", "Toy Story 3", "Apollo 8", "Apollo 13", "Henry IV", "Henry V"]
-    search = BM25Retriever(titled(*names)).search
-    assert [h[0] for h in ids(search(names, 1))] == names
+NAMES = ["Toy Story", "Toy Story 2", "Toy Story 3", "Apollo 8", "Apollo 13", "Henry IV", "Henry V"]
+STOP_WORDS = "It is what it is, and not the other one."
 
 
-def test_bm25_finds_ideographs_and_kana_within_a_longer_run():
-    corpus = titled("北京大学", "東京タワー", "Seoul 서울", text="校")
-    search = BM25Retriever(corpus).search
-    found = ids(search(["北京", "北 京", "where is タワー?", "서울"], 1))
-    assert found == [["北京大学"], ["北京大学"], ["東京タワー"], ["Seoul 서울"]]
+@pytest.mark.parametrize("titles, text, queries, found", [
+    (NAMES, "A film.", NAMES, NAMES),  # one character tells titles apart
+    (["北京大学", "東京タワー", "Seoul 서울"], "校", ["北京", "北 京", "where is タワー?", "서울"],
+     ["北京大学", "北京大学", "東京タワー", "Seoul 서울"]),  # ideographs and kana within a longer run
+    (["Alice's Garden", "S Club 7"], "A film.", ["Bob's S Club", "Bob's"], ["S Club 7", None]),
+    # titles of nothing but stop words are found and do not crowd out others
+    (["It", "To Be or Not to Be", "Jaws", "The Who"], STOP_WORDS,
+     ["It", "to be or not to be", "The Who", "is it Jaws?", "of"],
+     ["It", "To Be or Not to Be", "The Who", "Jaws", None]),
+])
+def test_bm25_finds_titles(titles, text, queries, found):
+    assert ids(BM25Retriever(titled(*titles, text=text)).search(queries, 1)) == [
+        [title] if title else [] for title in found]
 
 
-def test_the_letter_behind_an_apostrophe_is_no_token_and_an_initial_is_one():
-    assert retriever.tokens("Alice's") == retriever.tokens("Alice’s") == ["alice"]
-    assert retriever.tokens("don't, I'm, she'd") == ["don", "i", "she"]
-    assert retriever.tokens("A. B. Fisher, U.S. and O'Neil") == ["b", "fisher", "u", "s", "o", "neil"]
-    search = BM25Retriever(titled("Alice's Garden", "S Club 7")).search
-    assert ids(search(["Bob's S Club", "Bob's"], 2)) == [["S Club 7"], []]
+@pytest.mark.parametrize("text, found", [
+    ("Alice's", ["alice"]), ("Alice’s", ["alice"]), ("don't, I'm, she'd", ["don", "i", "she"]),
+    ("A. B. Fisher, U.S. and O'Neil", ["b", "fisher", "u", "s", "o", "neil"]),
+    ("Cafe\u0301 １９", ["cafe", "19"]), ("CAFÉ 19", ["cafe", "19"]),
+])
+def test_the_letter_behind_an_apostrophe_is_no_token_and_an_initial_is_one(text, found):
+    assert retriever.tokens(text) == found
 
 
-def test_titles_of_nothing_but_stop_words_are_found_and_do_not_crowd_out_others():
-    text = "It is what it is, and not the other one."
-    corpus = titled("It", "To Be or Not to Be", "Jaws", "The Who", text=text)
-    search = BM25Retriever(corpus).search
-    found = ids(search(["It", "to be or not to be", "The Who", "is it Jaws?", "of"], 2))
-    assert found == [["It"], ["To Be or Not to Be"], ["The Who"], ["Jaws"], []]
-
-
-def test_one_letter_in_two_spellings_is_one_token():
-    assert retriever.tokens("Cafe\u0301 １９") == retriever.tokens("CAFÉ 19") == ["cafe", "19"]
+def test_marks_belong_to_words_and_those_that_tell_words_apart_stay():
+    for word in ("दिल्ली", "กรุงเทพ", "ที่", "தமிழ்", "বাংলা", "عَاصِمَة", "İstanbul", "e\u0323\u0301"):
+        assert len(retriever.tokens(word)) == 1, word
+    for one, other in (("バス", "ハス"), ("दिल", "दल"), ("กุ", "กู")):
+        assert retriever.tokens(one) != retriever.tokens(other)
 
 
 @pytest.mark.parametrize("written, typed", [
@@ -110,18 +111,6 @@ def test_one_letter_in_two_spellings_is_one_token():
 def test_bm25_finds_words_without_their_accents_and_case(written, typed):
     for title, query in ((written, typed), (typed, written)):
         assert ids(BM25Retriever(titled(title, "Oslo")).search([query], 1)) == [[title]]
-
-
-@pytest.mark.parametrize("word", [
-    "दिल्ली", "กรุงเทพ", "ที่", "தமிழ்", "বাংলা", "عَاصِمَة", "İstanbul", "e\u0323\u0301",
-])
-def test_marks_belong_to_words(word):
-    assert len(retriever.tokens(word)) == 1
-
-
-def test_marks_that_tell_words_apart_stay():
-    for one, other in (("バス", "ハス"), ("दिल", "दल"), ("กุ", "กู")):
-        assert retriever.tokens(one) != retriever.tokens(other)
 
 
 def test_titles_typed_without_accents_are_found_and_no_other_is_lost():
@@ -162,7 +151,7 @@ def on_disk(rows, name="one"):
 
 
 def test_bm25_on_disk_finds_the_same_words():
-    names = ["Toy Story", "Toy Story 2", "Toy Story 3", "Besançon", "北京大学", "It", "Alice's Garden"]
+    names = [*NAMES[:3], "Besançon", "北京大学", "It", "Alice's Garden"]
     search = on_disk(titled(*names)).search
     assert [h[0] for h in ids(search(names, 1))] == names
     assert ids(search(["besancon", "北京", "toy 3", "zebra", "", "what is it?"], 1)) == [
@@ -172,11 +161,24 @@ def test_bm25_on_disk_finds_the_same_words():
     assert hits[0] == retriever.Passage(**CORPUS[0], score=hits[0].score)
     with pytest.raises(RetrieverError, match="no words to index"):
         on_disk(titled("?", text="…"), "three")
-
-
-def test_a_title_counts_more_on_disk_than_the_same_words_in_a_text():
+    # a title counts more than the same words in a text
     rows = titled("Oslo", "Bergen", text="Oslo Bergen Oslo Bergen and a harbor.")
-    assert ids(on_disk(rows).search(["Bergen", "Oslo"], 1)) == [["Bergen"], ["Oslo"]]
+    assert ids(on_disk(rows, "four").search(["Bergen", "Oslo"], 1)) == [["Bergen"], ["Oslo"]]
+
+
+@pytest.mark.parametrize("spec, corpus, said", [
+    ("bm25", [], "corpus is empty"), ("bm25", titled("?", text="…"), "no words to index"),
+    ("elastic", CORPUS, "expected bm25, dense:MODEL, dense:MODEL@INDEX, http"),
+    *((spec, None, "own:MODULE:CLASS, a module in this folder")
+      for spec in ("own:", "own:no_such_module:A", "own:json:Nothing")),
+    ("dense:/nowhere/at/all", CORPUS, "dense:/nowhere/at/all: no such folder here"),
+    ("dense:nobody/nothing", CORPUS, "dense:nobody/nothing: not in the local cache"),
+    ("dense:{}", CORPUS, "the encoder did not load"),
+])
+def test_a_retriever_that_cannot_be_made_is_one_line(spec, corpus, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(RetrieverError, match=said):
+        make_retriever(spec.format(tmp_path), corpus)
 
 
 def test_an_index_on_disk_is_made_once_and_after_a_kill(tmp_path, monkeypatch):
@@ -205,18 +207,6 @@ def test_the_index_of_a_mapped_corpus_is_on_disk(tmp_path, monkeypatch):
     assert {type(r) for r in made} == {retriever.BM25OnDisk} and made[0].path == made[1].path
     assert ids(made[1].search(["Silent Harbor director"], 2)) == [["a", "b"]]
     assert type(make_retriever("bm25", CORPUS)) is BM25Retriever
-
-
-def test_empty_corpus_and_unknown_kind():
-    with pytest.raises(RetrieverError, match="corpus is empty"):
-        make_retriever("bm25", [])
-    with pytest.raises(RetrieverError, match="no words to index"):
-        make_retriever("bm25", titled("?", text="…"))
-    with pytest.raises(RetrieverError, match="expected bm25, dense:MODEL, dense:MODEL@INDEX, http"):
-        make_retriever("elastic", CORPUS)
-    for spec in ("own:", "own:no_such_module:A", "own:json:Nothing"):
-        with pytest.raises(RetrieverError, match="own:MODULE:CLASS, a module in this folder"):
-            make_retriever(spec, None)
 
 
 def test_a_class_of_ones_own_lies_in_the_folder_where_one_is(tmp_path, monkeypatch):
@@ -294,26 +284,25 @@ def test_http_gives_what_the_server_has(server, suffix, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # a loopback address must not go through it
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     queries = ["Silent Harbor director", "Ada Holt", "zebra"]
-    found = make_retriever(server + suffix, None).search(queries, 2)
-    assert found == BM25Retriever(CORPUS).search(queries, 2)
+    client = make_retriever(server + suffix, None)
+    assert client.search(queries, 2) == BM25Retriever(CORPUS).search(queries, 2)
+    assert client.search(["Ada Holt " + "x" * 30_000], 1)[0][0].id == "c"  # overlong, as policies write
 
 
-def test_the_form_on_the_wire(server):
+def test_the_form_on_the_wire(server, post):
     import httpx
 
     client = httpx.Client(trust_env=False)
     assert client.get(server + "/health").json() == {"status": "ok"}
-    body = {"queries": ["Silent Harbor"], "topk": 1}
-    reply = client.post(server + "/retrieve", json=body | {"return_scores": True}).json()
+    hit = post("/retrieve", queries=["Silent Harbor"], topk=1, return_scores=True)["result"][0][0]
     contents = '"Silent Harbor"\nSilent Harbor is a film. Its director was Ada Holt.'
-    assert reply["result"][0][0]["document"] == {"id": "a", "contents": contents}
-    assert reply["result"][0][0]["score"] > 0
-    reply = client.post(server + "/retrieve", json=body).json()
-    assert set(reply["result"][0][0]) == {"id", "contents"}
-    bad = ['{"queries": "x"}', '{"queries": ["x"], "topk": NaN}', '{"queries": ["x"], "topk": -1}', "{"]
-    for body in bad:
+    assert hit["document"] == {"id": "a", "contents": contents} and hit["score"] > 0
+    assert set(post("/retrieve", queries=["Silent Harbor"], topk=1)["result"][0][0]) == {"id", "contents"}
+    for body in ('{"queries": "x"}', '{"queries": ["x"], "topk": NaN}', '{"queries": ["x"], "topk": -1}', "{",
+                 "{}", '{"queries": ["x"], "query": "x"}', '{"queries": null}',
+                 '{"queries": ["x"], "topk_rerank": 3}'):
         reply = client.post(server + "/retrieve", content=body, headers={"content-type": "application/json"})
-        assert reply.status_code == 422 and reply.json()["detail"][0]["msg"]
+        assert reply.status_code == 422 and reply.json()["detail"][0]["msg"], body
 
 
 def test_the_forms_of_other_agents(post):
@@ -326,16 +315,6 @@ def test_the_forms_of_other_agents(post):
     assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
     answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
     assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
-
-
-def test_what_this_server_does_not_do_is_refused(post):
-    for body in (
-        {},
-        {"queries": ["x"], "query": "x"},
-        {"queries": None},
-        {"queries": ["x"], "topk_rerank": 3},
-    ):
-        assert post("/retrieve", **body) == 422
 
 
 def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
@@ -469,8 +448,7 @@ def serve(tmp_path, *flags):
 def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
     command = [sys.executable, "-m", "common.serve", *serve(tmp_path, "--port", "0")]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
     guard = threading.Timer(600, process.kill)
     guard.start()
     line = process.stdout.readline()
@@ -540,15 +518,6 @@ def scripted(json_server):
 def one_hit(**hit):
     hit = {"document": {"id": "1", "contents": '"T"\nx'}, "score": 1.5} | hit
     return 200, json.dumps({"result": [[hit]]}).encode()
-
-
-def test_no_queries_are_no_request(scripted):
-    assert scripted(lambda request: pytest.fail("asked")).search([], 3) == []
-
-
-def test_search_r1s_bm25_server_sends_no_id(scripted):
-    client = scripted(lambda request: one_hit(document={"title": "T", "text": "x", "contents": '"T"\nx'}))
-    assert client.search(["q"], 1) == [[retriever.Passage("", "T", "x", 1.5)]]
 
 
 def test_a_wrong_address_fails_and_names_the_remedy(capsys):
@@ -661,13 +630,12 @@ def test_what_one_passage_has_wrong_is_mended_counted_and_said_once(scripted, ca
 
 
 def test_passages_beyond_k_are_dropped_and_fewer_are_fine(scripted):
-    def answer(request):
-        hits = [{"id": n, "contents": f"T\n{n}"} for n in range(5)]
-        return 200, json.dumps({"result": [hits]}).encode()
-
-    client = scripted(answer)
+    hits = json.dumps({"result": [[{"id": n, "contents": f"T\n{n}"} for n in range(5)]]}).encode()
+    client = scripted(lambda request: (200, hits))
     assert ids(client.search(["q"], 3)) == [["0", "1", "2"]] and sum(client.repaired.values()) == 2
     assert len(client.search(["q"], 9)[0]) == 5 and sum(client.repaired.values()) == 2
+    silent = scripted(lambda request: pytest.fail("asked"))
+    assert silent.search([], 3) == []
 
 
 def test_queries_of_a_policy_are_cut_cleaned_and_sent_in_pieces(scripted):
@@ -700,6 +668,7 @@ def test_pieces_are_under_way_at_the_same_time_and_come_back_in_order(scripted):
 
 @pytest.mark.parametrize("document, seen", [
     ({"id": 1, "contents": "Oslo is a city."}, ("1", "", "Oslo is a city.")),
+    ({"title": "T", "text": "x", "contents": '"T"\nx'}, ("", "T", "x")),  # Search-R1's BM25 server
     ({"id": 1, "contents": '"Oslo"\nA city.\nIt rains.'}, ("1", "Oslo", "A city.\nIt rains.")),
     ({"_id": "d", "title": "Oslo", "text": "A city."}, ("d", "Oslo", "A city.")),
     ({"docid": 0, "title": "Oslo", "contents": "A city.\nIt rains."}, ("0", "Oslo", "A city.\nIt rains.")),
@@ -713,10 +682,6 @@ def test_pieces_are_under_way_at_the_same_time_and_come_back_in_order(scripted):
 def test_passages_of_foreign_servers_have_their_title_once(scripted, document, seen):
     found = scripted(lambda request: one_hit(document=document)).search(["q"], 1)[0][0]
     assert (found.id, found.title, found.text) == seen
-
-
-def test_an_overlong_query_reaches_our_own_server(server):
-    assert HTTPRetriever(server).search(["Ada Holt " + "x" * 30_000], 1)[0][0].id == "c"
 
 
 # ---- dense vectors
@@ -766,30 +731,15 @@ def bag_of_words(text):
     return [text.lower().count(f"w{i} ") + 1e-3 for i in range(16)]
 
 
-@pytest.mark.parametrize("index, said", [
-    ("IVF64,Nonsense", "FAISS refuses this index"),
-    ("IVF64,Flat", "FAISS refuses this index"),  # fewer passages than lists
-])
-def test_an_index_that_cannot_be_is_refused(tmp_path, encode_with, index, said):
-    corpus, folder = titled(*[f"w{n} " for n in range(16)]), encode_with(bag_of_words)
-    with pytest.raises(RetrieverError, match=said):
-        DenseRetriever(corpus, folder, index, tmp_path)
-
-
-def test_lists_are_found_behind_a_transform(tmp_path, encode_with):
+def test_lists_are_found_behind_a_transform_and_an_index_that_cannot_be_is_refused(tmp_path, encode_with):
     import faiss
 
-    corpus = titled(*[f"w{n % 16} " for n in range(300)])
-    r = DenseRetriever(corpus, encode_with(bag_of_words), "PCA8,IVF16,Flat", tmp_path)
+    corpus, folder = titled(*[f"w{n % 16} " for n in range(300)]), encode_with(bag_of_words)
+    r = DenseRetriever(corpus, folder, "PCA8,IVF16,Flat", tmp_path)
     assert faiss.extract_index_ivf(r.index.base_index).nprobe == 8
-
-
-def test_an_encoder_that_is_not_there_fails_with_the_hubs_words(monkeypatch):
-    with pytest.raises(RetrieverError, match="dense:/nowhere/at/all: no such folder here"):
-        make_retriever("dense:/nowhere/at/all", CORPUS)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(RetrieverError, match="dense:nobody/nothing: not in the local cache"):
-        make_retriever("dense:nobody/nothing", CORPUS)
+    for index in ("IVF64,Nonsense", "IVF64,Flat"):  # the second: fewer passages than lists
+        with pytest.raises(RetrieverError, match="FAISS refuses this index"):
+            DenseRetriever(corpus[:16], folder, index, tmp_path)
 
 
 @pytest.mark.parametrize("left_out", ["", "modules.json"])
@@ -804,11 +754,6 @@ def test_an_encoder_in_a_folder_asks_no_network_whatever_its_name(left_out, tmp_
     monkeypatch.chdir(tmp_path)
     DenseRetriever(CORPUS, "owner/encoder")
     assert asked == []
-
-
-def test_a_folder_without_an_encoder_is_named(tmp_path):
-    with pytest.raises(RetrieverError, match=f"{tmp_path}: the encoder did not load"):
-        make_retriever(f"dense:{tmp_path}", CORPUS)
 
 
 QUERY, PASSAGE = "query: ", "passage: "
