@@ -94,8 +94,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
 @pytest.mark.parametrize("max_observation", [500, 30])
 def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypatch, max_observation):
     tokenizer = models.load_tokenizer(small)
-    cfg = bi_rar.Config(
-        warmup_data=str(tmp_path / "r.jsonl"), max_observation=max_observation)
+    cfg = bi_rar.Config(warmup_data=str(tmp_path / "r.jsonl"), max_observation=max_observation)
     says = ("<think> who? </think> <search> Red Hill </search>",
             "<think> Bo Moss. </think> <answer> Bo Moss </answer>")
 

@@ -14,8 +14,7 @@ FILES = {
     "long.md": "word " * 250,
     "empty.md": "",
     "picture.png": "x",
-    ".hidden/notes.md": "# Secret\n\nNo.",
-}
+    ".hidden/notes.md": "# Secret\n\nNo."}
 
 
 @pytest.fixture
@@ -40,8 +39,7 @@ def test_documents_become_passages_under_their_headings(folder, tmp_path, capsys
         ("managers: Gorsley", "Depot: Gorsley. Manager: Liv Hansen."),
         ("managers: Brisk Quay", "Depot: Brisk Quay."),
         ("Travel policy", "Go by train."),
-        ("Travel policy: Hotels", "One Two"),
-    ]
+        ("Travel policy: Hotels", "One Two")]
     said = capsys.readouterr().out
     assert "10 passages" in said and "1 hidden" in said and "1 .png" in said and "1 empty" in said
     assert "1 not in UTF-8: save them so (bad.txt)" in said

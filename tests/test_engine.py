@@ -19,10 +19,7 @@ from tests.conftest import NEEDS_VLLM, needs_vllm
 from tests.test_chat import sentencepiece
 
 BOTH = pytest.mark.parametrize(
-    "Engine",
-    [TransformersEngine, pytest.param(VllmEngine, marks=NEEDS_VLLM)],
-    ids=["transformers", "vllm"],
-)
+    "Engine", [TransformersEngine, pytest.param(VllmEngine, marks=NEEDS_VLLM)], ids=["transformers", "vllm"])
 
 
 def random_policy(width, seed=0):
@@ -83,18 +80,32 @@ def test_samples_do_not_depend_on_the_batch(Engine, wide):
     two_at_a_time, _ = generate(wide, REQUESTS, max_batch=2, Engine=Engine)
     engine = Engine(*wide)
     alone = [generate(wide, [r], engine=engine)[0][0] for r in REQUESTS[:8]]
-    ids = [g.token_ids for g in together]
-    assert ids == [g.token_ids for g in reversed_][::-1] == [g.token_ids for g in two_at_a_time]
-    assert ids[:8] == [g.token_ids for g in alone]
+    ids = ids_of(together)
+    assert ids == ids_of(reversed_)[::-1] == ids_of(two_at_a_time) and ids[:8] == ids_of(alone)
     assert len({tuple(i) for i in ids}) > 20
     assert generate(wide, [(REQUESTS[0][0], 99)], engine=engine)[0][0].token_ids != ids[0]
 
 
-def endless(Engine, policy):
+def endless(Engine, policy, **options):
     """An engine that no sampled token stops."""
-    engine = Engine(*policy)
+    engine = Engine(*policy, **options)
     engine.eos = set()
     return engine
+
+
+def gigabytes(tokens):
+    """Of keys and values of so many tokens of the small policy."""
+    return tokens * 2 * 2 * 2 * 8 * 4 / 2**30
+
+
+def ids_of(results):
+    return [g.token_ids for g in results]
+
+
+def assert_same(results, others):
+    assert ids_of(results) == ids_of(others)
+    for a, b in zip(results, others, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
 @BOTH
@@ -104,24 +115,21 @@ def test_prefixes_are_reused_and_change_nothing(Engine, wide):
     first, _ = generate(wide, [(start, 1)], engine=engine)
     longer = start + first[0].token_ids + [6, 7, 8]
     again = [(longer, 2), (longer, 3), (start, 4)]
-    before = engine.reused_tokens
-    warm, _ = generate(wide, again, engine=engine)
-    reused = engine.reused_tokens - before
-    if Engine is TransformersEngine:
-        # blocks of 8; equal prompts are computed once
-        assert reused == 80 + len(longer) + 64
-    else:
-        # blocks of 32; both of the equal prompts find what the first request left
-        assert reused == 64 + 64 + 64
+
+    def reused(requests):
+        before = engine.reused_tokens
+        results, _ = generate(wide, requests, engine=engine)
+        return results, engine.reused_tokens - before
+
+    warm, tokens = reused(again)
+    if Engine is TransformersEngine:  # blocks of 8; equal prompts are computed once
+        assert tokens == 80 + len(longer) + 64
+    else:  # blocks of 32; both of the equal prompts find what the first request left
+        assert tokens == 64 + 64 + 64
     engine.sync(wide[0])
-    before = engine.reused_tokens
-    generate(wide, again[:1], engine=engine)
-    assert engine.reused_tokens == before
+    assert reused(again[:1])[1] == 0
     engine.sync(wide[0])
-    cold, _ = generate(wide, again, engine=engine)
-    assert [g.token_ids for g in warm] == [g.token_ids for g in cold]
-    for a, b in zip(warm, cold, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    assert_same(warm, reused(again)[0])
 
 
 async def grow(engine, ids, name, turns=4):
@@ -153,13 +161,12 @@ async def tree(engine, i):
 def test_eight_times_as_many_agents_as_slots_reuse_as_much_and_say_the_same(policy, agent, slots):
     """An agent that was begun goes on before others begin, or its prefixes are forgotten first."""
     def run(agents, prefix_cache_gb):
-        engine = TransformersEngine(*policy, max_batch=slots, prefix_cache_gb=prefix_cache_gb)
-        engine.eos = set()
-        said = rollout.run_agents(
-            [agent(engine, i) for i in range(agents)], engine, rollout.BatchedSearch(None))
+        engine = endless(TransformersEngine, policy, max_batch=slots, prefix_cache_gb=prefix_cache_gb)
+        begun = [agent(engine, i) for i in range(agents)]
+        said = rollout.run_agents(begun, engine, rollout.BatchedSearch(None))
         return said, engine.reused_tokens / agents
 
-    small = slots * 250 * 2 * 2 * 2 * 8 * 4 / 2**30  # of as many sequences as are decoded together
+    small = gigabytes(slots * 250)  # of as many sequences as are decoded together
     _, few = run(slots, small)
     many_said, many = run(8 * slots, small)
     said, _ = run(8 * slots, 1)
@@ -171,18 +178,13 @@ def test_a_small_prefix_cache_forgets_the_oldest(policy):
     results, _ = generate(policy, REQUESTS, engine=engine)
     assert engine.prefix_bytes <= 100_000 and len(engine.prefixes) < 30
     assert set(engine.blocks.values()) <= set(engine.prefixes)
-    assert [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS)[0]]
+    assert ids_of(results) == ids_of(generate(policy, REQUESTS)[0])
 
 
 def test_memory_limits_the_batch_and_changes_nothing(policy):
     # five sequences of 80 tokens: what has grown past that sets the youngest back
-    engine = TransformersEngine(*policy, cache_gb=5 * 80 * 2 * 2 * 2 * 8 * 4 / 2**30)
-    engine.eos = set()
-    unlimited = TransformersEngine(*policy)
-    unlimited.eos = set()
-    step = engine.step
-    running = []
-    waiting = []
+    engine = endless(TransformersEngine, policy, cache_gb=gigabytes(5 * 80))
+    step, running, waiting = engine.step, [], []
 
     def watched():
         step()
@@ -194,19 +196,15 @@ def test_memory_limits_the_batch_and_changes_nothing(policy):
         assert begun == sorted(begun, reverse=True)  # who was set back goes on before another begins
     engine.step = watched
     results, _ = generate(policy, REQUESTS, engine=engine, max_tokens=150)
-    expected, _ = generate(policy, REQUESTS, engine=unlimited, max_tokens=150)
+    unlimited = endless(TransformersEngine, policy)
     assert max(running) >= 5 and any(b > a for a, b in zip(waiting, waiting[1:]))  # some were set back
-    assert [g.token_ids for g in results] == [g.token_ids for g in expected]
-    for a, b in zip(results, expected, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    assert_same(results, generate(policy, REQUESTS, engine=unlimited, max_tokens=150)[0])
 
 
 def test_few_long_sequences_after_many_short_ones_take_no_more_than_cache_gb(policy):
     longest = 400
-    limit = 4 * longest * 2 * 2 * 2 * 8 * 4  # bytes of four of them
-    engine = TransformersEngine(*policy, cache_gb=limit / 2**30)
-    engine.eos = set()
-    grown = []
+    engine = endless(TransformersEngine, policy, cache_gb=gigabytes(4 * longest))
+    grown, held, step = [], [], engine.step
 
     async def agent(i):
         ids = [5 + i % 7] * 10
@@ -216,24 +214,20 @@ def test_few_long_sequences_after_many_short_ones_take_no_more_than_cache_gb(pol
         await engine.generate(ids, max_tokens=20, seed=i)
         return await engine.generate([7 + i % 5] * 10, max_tokens=4, seed=i)  # and short ones again
 
-    step = engine.step
-    held = []
-
     def watched():
         step()
-        held.append(engine.cache.kv.numel() * engine.cache.kv.element_size())
+        held.append(engine.cache.kv.numel() * engine.cache.kv.element_size() / 2**30)
     engine.step = watched
     rollout.run_agents([agent(i) for i in range(40)], engine, rollout.BatchedSearch(None))
     assert max(shape[2] for shape in grown) >= 20  # many were decoded together
     # tokens grow by 128; a prefix that is known begins behind where another ends
-    assert max(held) <= 2 * limit, max(held) / limit
+    assert max(held) <= 2 * gigabytes(4 * longest)
 
 
 def test_prompts_that_are_read_together_keep_what_is_known_of_them(policy):
     """One goes on behind a long start that is known, the other is as long and new: padded to one width they
     end far behind both, and the room for that was made where the known start lay."""
-    engine = TransformersEngine(*policy, cache_gb=800 * 2 * 2 * 2 * 8 * 4 / 2**30)
-    engine.eos = set()
+    engine = endless(TransformersEngine, policy, cache_gb=gigabytes(800))
     start = [5 + i % 30 for i in range(200)]
     first, _ = generate(policy, [(start, 1)], engine=engine)
     both = [(start + first[0].token_ids, 2), ([7 + i % 20 for i in range(205)], 3)]
@@ -251,10 +245,10 @@ def test_a_start_found_by_its_hash_is_compared(policy, monkeypatch):
     assert drift(policy[0], others, results) < 2e-5
 
 
-@pytest.mark.parametrize("cache_gb", [4.0, 12 * 160 * 2 * 2 * 2 * 8 * 4 / 2**30])
+@pytest.mark.parametrize("cache_gb", [4.0, gigabytes(12 * 160)])
 def test_decoding_in_fixed_buffers_says_the_same(policy, monkeypatch, cache_gb):
     """What CUDA graphs capture, without them; with little memory some steps have no room for free slots."""
-    engine = TransformersEngine(*policy, cache_gb=cache_gb)
+    engine = endless(TransformersEngine, policy, cache_gb=cache_gb)
     plain, decoded, sizes = engine._decode, [], []
 
     def compute(decoder, slots, end):
@@ -264,15 +258,12 @@ def test_decoding_in_fixed_buffers_says_the_same(policy, monkeypatch, cache_gb):
 
     monkeypatch.setattr(decode_graphs.Decoder, "replay", compute)
     monkeypatch.setattr(engine, "_decode", lambda *given: decoded.append(given) or plain(*given))
-    engine.eos = set()
     engine._wake()
     engine.decode = decode_graphs.Decoder(engine)
     requests = [(ids * (1 + seed % 3), seed) for ids, seed in REQUESTS]
     results, _ = generate(policy, requests, engine=engine, max_tokens=140)
-    expected, _ = generate(policy, requests, engine=endless(TransformersEngine, policy), max_tokens=140)
-    assert [g.token_ids for g in results] == [g.token_ids for g in expected]
-    for a, b in zip(results, expected, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+    other = endless(TransformersEngine, policy)
+    assert_same(results, generate(policy, requests, engine=other, max_tokens=140)[0])
     assert {slots for slots, _ in sizes} <= {16, 64} and bool(decoded) == (cache_gb < 4)
     assert {end for _, end in sizes} <= {256}
 
@@ -296,14 +287,13 @@ def test_bf16_samples_on_a_copy_of_the_matrices_as_autocast_would(policy):
     with torch.no_grad():
         model.get_decoder().layers[0].mlp.up_proj.weight.add_(.5)
     engine.sync(model)
-    after, _ = generate((model, policy[1]), REQUESTS, engine=engine)
-    assert [g.token_ids for g in after] != [g.token_ids for g in results]
+    assert ids_of(generate((model, policy[1]), REQUESTS, engine=engine)[0]) != ids_of(results)
 
 
 def test_a_request_that_fits_alone_is_served_whatever_its_length(policy):
     engine = TransformersEngine(*policy, cache_gb=1e-9)
     results, _ = generate(policy, REQUESTS[:4], engine=engine)
-    assert [g.token_ids for g in results] == [g.token_ids for g in generate(policy, REQUESTS[:4])[0]]
+    assert ids_of(results) == ids_of(generate(policy, REQUESTS[:4])[0])
 
 
 @BOTH
@@ -311,47 +301,45 @@ def test_cancelled_generations_leave_the_others_alone(Engine, wide):
     model, _ = wide
     engine = Engine(*wide)
 
+    async def begun(*requests, max_tokens):
+        tasks = [asyncio.ensure_future(engine.generate(ids, seed=seed, max_tokens=max_tokens))
+                 for ids, seed in requests]
+        await asyncio.sleep(0)
+        return tasks
+
+    async def cancel(*tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+
     async def main():
-        tasks = [
-            asyncio.ensure_future(engine.generate(ids, seed=seed, max_tokens=12))
-            for ids, seed in REQUESTS[:6]
-        ]
-        await asyncio.sleep(0)
+        tasks = await begun(*REQUESTS[:6], max_tokens=12)
         engine.step()
-        tasks[1].cancel()
-        tasks[4].cancel()
-        await asyncio.sleep(0)
+        await cancel(tasks[1], tasks[4])
         while engine.busy:
             engine.step()
-        late = asyncio.ensure_future(engine.generate([5], max_tokens=3))
-        await asyncio.sleep(0)
-        late.cancel()
-        await asyncio.sleep(0)
+        await cancel(*await begun(([5], 0), max_tokens=3))
         engine.step()  # only a cancelled request waits
-        unread = asyncio.ensure_future(engine.generate([5], max_tokens=3))
-        await asyncio.sleep(0)
-        unread.cancel()
-        await asyncio.sleep(0)
+        await cancel(*await begun(([5], 0), max_tokens=3))
         engine.sync(model)
         assert not engine.busy
         return [None if t.cancelled() else t.result().token_ids for t in tasks]
 
-    expected = [g.token_ids for g in generate(wide, REQUESTS[:6], Engine=Engine)[0]]
+    expected = ids_of(generate(wide, REQUESTS[:6], Engine=Engine)[0])
     engine.sync(model)
     assert asyncio.run(main()) == [None if i in (1, 4) else ids for i, ids in enumerate(expected)]
 
 
 @BOTH
 def test_new_weights_change_what_is_sampled(Engine, wide):
-    model, tokenizer = wide
+    _, tokenizer = wide
     other, _ = random_policy(128, seed=1)
     engine = Engine(random_policy(128)[0], tokenizer)  # ours writes into the model that it has
     a, _ = generate(None, REQUESTS[:4], engine=engine)
     engine.sync(other)
     b, _ = generate(None, REQUESTS[:4], engine=engine)
     c, _ = generate((other, tokenizer), REQUESTS[:4], Engine=Engine)
-    assert [g.token_ids for g in b] == [g.token_ids for g in c] != [g.token_ids for g in a]
-    assert drift(other, REQUESTS[:4], b) < 2e-5
+    assert ids_of(b) == ids_of(c) != ids_of(a) and drift(other, REQUESTS[:4], b) < 2e-5
 
 
 @BOTH
@@ -476,16 +464,12 @@ def test_a_failed_agent_leaves_the_engine_usable(Engine, wide):
         await engine.generate([5], max_tokens=2)
         raise RuntimeError("agent bug")
 
+    agents = [broken(), *(engine.generate([5, 6], max_tokens=40) for _ in range(3))]
     with pytest.raises(RuntimeError, match="agent bug"):
-        rollout.run_agents(
-            [broken(), *(engine.generate([5, 6], max_tokens=40) for _ in range(3))],
-            engine,
-            rollout.BatchedSearch(None),
-        )
+        rollout.run_agents(agents, engine, rollout.BatchedSearch(None))
     results, _ = generate(wide, REQUESTS[:3], engine=engine)
     engine.sync(wide[0])
-    fresh, _ = generate(wide, REQUESTS[:3], engine=engine)
-    assert [g.token_ids for g in results] == [g.token_ids for g in fresh]
+    assert ids_of(results) == ids_of(generate(wide, REQUESTS[:3], engine=engine)[0])
 
 
 def stopped(tokenizer, text, stop=("</search>",)):

@@ -15,7 +15,7 @@ from common.formats import fingerprint
 from common.of_askit import evidence
 from common.of_omne import graph_questions
 from common.warmup import warmup
-from tests.test_warmup import HOTPOT, MUSIQUE, WIKI
+from tests.test_warmup import HOTPOT, MUSIQUE, WIKI, write
 
 CONTEXT = [["Hill", ["It is a film.", "Bo made it."]]]
 
@@ -23,11 +23,6 @@ CONTEXT = [["Hill", ["It is a film.", "Bo made it."]]]
 def rows_of(n, **more):
     return [{"question": f"Who made the Hill {i}?", "answer": f"Bo {i}", "context": CONTEXT,
              "supporting_facts": [["Hill", 1]], **more} for i in range(n)]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def sides(script, *flags):

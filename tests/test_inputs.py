@@ -29,8 +29,7 @@ def begun(tmp_path):
         "warmup_data": write(tmp_path / "w.jsonl", [{"conversations": []}]),
         "model": tmp_path / "model" / "pytorch_model.bin",
         "retriever": tmp_path / "encoder" / "0_Transformer" / "model.safetensors",
-        "eval_data": write(tmp_path / "e.jsonl", [{"question": "Where?", "answer": "Bo"}]),
-    }
+        "eval_data": write(tmp_path / "e.jsonl", [{"question": "Where?", "answer": "Bo"}])}
     for name in ("model", "retriever"):
         files[name].parent.mkdir(parents=True)
         files[name].write_bytes(b"weights")
@@ -81,8 +80,7 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
     summary = {"n": 1, "em": 0, "em_low": 0, "em_high": 0}
     evaluating = run.Run(at2po.Config())
     evaluating.folder = run_folder
-    found = evaluating.evaluate(
-        evals=[split], evaluate=lambda *_: ([{"id": "1", "em": 0}], dict(summary)))
+    found = evaluating.evaluate(evals=[split], evaluate=lambda *_: ([{"id": "1", "em": 0}], dict(summary)))
     assert found["dev"]["summary"]["inputs"] == run_folder.inputs
     assert [*run_folder.inputs] == [f"--corpus {tmp_path / 'c.jsonl'}"]
 
@@ -132,8 +130,7 @@ def test_a_table_says_that_another_corpus_was_searched(flag, tmp_path, capsys):
     same = evaluated(tmp_path / "b", WORDS, inputs("1"), right=(0, 0, 0, 0))
     cut = evaluated(tmp_path / "c", WORDS, inputs("2"), right=(0, 0, 0, 0))
     older = evaluated(tmp_path / "d", WORDS, right=(0, 0, 0, 0))
-    table = report.method_table(
-        None, "t", {"a": [first], "b": [same], "c": [cut], "d": [older]}, "a")
+    table = report.method_table(None, "t", {"a": [first], "b": [same], "c": [cut], "d": [older]}, "a")
     assert [row[6] for row in table["rows"]] == ["", "a", f"a (other {flag})", "a"]
     said = " ".join(capsys.readouterr().out.split())
     assert f"What moved: EM on dev against a (other {flag}): down: c" in said

@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from common import ladder, metrics
 from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
-from tests.test_scripts import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -147,8 +144,7 @@ def test_every_run_of_a_table_gets_the_other_flags_and_is_made_once(tmp_path, mo
     assert flags == {
         "t-one-seed3": [*shared, "--lr", "1e-3", "--seed", "3", "--name", "t-one-seed3", *out],
         "t-one-seed4": [*shared, "--lr", "1e-3", "--seed", "4", "--name", "t-one-seed4", *out, "--resume"],
-        "t-two-words-seed4": [*shared, "--seed", "4", "--name", "t-two-words-seed4", *out],
-    }
+        "t-two-words-seed4": [*shared, "--seed", "4", "--name", "t-two-words-seed4", *out]}
 
 
 def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
@@ -240,8 +236,7 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
             flags[label] = shlex.split(row.get("flags", ""))
     assert len(flags) == labels and "AT2PO" in flags
     configs = {label: at2po.parse_args(["--world", "hard", *given]) for label, given in flags.items()}
-    told = [(c.loss, c.expansion, c.credit, c.value, c.advantage, c.kl_coef)
-            for c in configs.values()]
+    told = [(c.loss, c.expansion, c.credit, c.value, c.advantage, c.kl_coef) for c in configs.values()]
     assert len(set(told)) == labels  # no two rows are one method
     for c in configs.values():
         assert c.lr == (1e-4 if c.loss in at2po.baselines.TOKEN_RATIOS else 2e-4)
@@ -273,31 +268,3 @@ def test_the_committed_runs_give_the_printed_table(tmp_path):
                 assert all(abs(a - b) < .0011 for a, b in zip(ours, theirs, strict=True)), (label, column)
             printed = [now[column].lstrip("0") for column in ("clip", "entropy", "format")]
             assert [cells[5], *cells[7:9]] == printed
-
-
-@pytest.mark.kill
-def test_a_small_table_from_the_command_line_that_is_killed_and_goes_on(tmp_path):
-    rows = ["python", "-m", "common.ladder", "at2po", "table1", "--name", "t", "--out", str(tmp_path), "--",
-            *TINY, "--steps", "1"]
-    command = [sys.executable, *rows[1:]]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    base = tmp_path / "at2po"
-    folders = [base / f"t-{name}-seed0" for name in
-               ("random-tree-grpo", "random-tree-atpo", "entropy-expansion", "at2po")]
-    while child.poll() is None and not any(map(ladder.is_done, folders)):
-        time.sleep(.1)
-    child.terminate()
-    said = child.communicate()[0]
-    assert child.returncode == 143 and "the same command goes on" in said, said
-    done = {folder: (folder / "metrics.jsonl").stat().st_mtime_ns for folder in folders
-            if ladder.is_done(folder)}
-    assert done and len(done) < 4
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert f"t-table1: 4 runs, {len(done)} of them done before" in again.stdout
-    assert all((folder / "metrics.jsonl").stat().st_mtime_ns == when for folder, when in done.items())
-    lines = lines_of(base / "t-table1-table.json")
-    assert [line["method"] for line in lines] == list(ladder.read_tables("at2po")["table1"]["rows"])
-    config = json.loads((base / "t-random-tree-grpo-seed0/config.json").read_text())
-    assert (config["loss"], config["expansion"], config["credit"], config["seed"]) == (
-        "grpo", "random", "outcome", 0)

@@ -255,12 +255,8 @@ def test_only_whole_vectors_are_compressed(tmp_path, corpus_file, spec):
 
 
 DAMAGED = {
-    "cut": lambda b: b[:len(b) // 2],
-    "cut by a byte": lambda b: b[:-1],
-    "empty": lambda b: b"",
-    "foreign": lambda b: b"PK" + b[2:],
-    "a table": lambda b: b'{"id": "1"}\n' * 50,
-}
+    "cut": lambda b: b[:len(b) // 2], "cut by a byte": lambda b: b[:-1], "empty": lambda b: b"",
+    "foreign": lambda b: b"PK" + b[2:], "a table": lambda b: b'{"id": "1"}\n' * 50}
 
 
 @pytest.mark.parametrize("how", DAMAGED)
@@ -296,7 +292,6 @@ def test_vectors_of_another_corpus_order_or_encoder_are_refused(tmp_path, spec, 
 
 
 def test_vectors_of_another_dimension_are_refused(tmp_path):
-    faiss.write_index(faiss.IndexFlatIP(8), str(tmp_path / "e.index"))
     index = faiss.IndexFlatIP(8)
     index.add(np.ones((400, 8), "float32"))
     faiss.write_index(index, str(tmp_path / "e.index"))

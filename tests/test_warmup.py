@@ -27,16 +27,14 @@ HOTPOT = {
     "_id": "h1", "type": "bridge", "question": "Who directed the film that Ann Lee wrote?",
     "answer": "Bo Moss", "supporting_facts": [["Ann Lee", 1], ["Red Hill (film)", 0]],
     "context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote Red Hill."]],
-                ["Red Hill (film)", ["Red Hill is a 1999 film by Bo Moss.", "It is long."]]],
-}
+                ["Red Hill (film)", ["Red Hill is a 1999 film by Bo Moss.", "It is long."]]]}
 WIKI = {
     "_id": "w1", "type": "compositional", "question": "Where was the director of film Wet Wood born?",
     "answer": "Oslo", "supporting_facts": [["Wet Wood (film)", 0], ["Cy Nord", 0]],
     "evidences": [["Wet Wood", "director", "Cy Nord"], ["Cy Nord", "place of birth", "Oslo"]],
     "context": [["Wet Wood (film)", ["Wet Wood is a 1999 film by its director Cy Nord."]],
                 ["Cy Nord", ["Cy Nord was born in Oslo, the place of his birth."]],
-                ["Oslo", ["Oslo is a city."]]],
-}
+                ["Oslo", ["Oslo is a city."]]]}
 MUSIQUE = {
     "id": "m1", "question": "In which country was the writer of Old Mill born?", "answer": "Norway",
     "answer_aliases": [], "question_decomposition": [
@@ -47,8 +45,7 @@ MUSIQUE = {
          "is_supporting": True},
         {"idx": 3, "title": "Oslo", "paragraph_text": "Oslo is a city.", "is_supporting": False},
         {"idx": 4, "title": "Old Mill", "paragraph_text": "Old Mill was written by its writer Di Voss.",
-         "is_supporting": True}],
-}
+         "is_supporting": True}]}
 
 
 @pytest.fixture(scope="module")
@@ -227,13 +224,11 @@ def test_a_quotation_can_write_no_tag(small):
 
 FLAGS = (
     "--top-k 1 --retriever bm25 --corpus contexts --steps 1 --questions-per-step 1 --mini-batch 1 "
-    "--eval-limit 1 --warmup-steps 4 --warmup-lr 1e-3 --lr-warmup .5"
-).split()
+    "--eval-limit 1 --warmup-steps 4 --warmup-lr 1e-3 --lr-warmup .5").split()
 SCRIPTS = {
     "at2po": (at2po, "--chains 2 --expand 1 --rounds 1 --max-response 600"),
     "bi_rar": (bi_rar, "--stage forward --group-size 2 --max-turn 30 --explain-limit 1"),
-    "mygo_mujica": (mygo_mujica, "--stage mygo --max-turn 30 --keep 1 --max-attempts 1 --max-rounds 4"),
-}
+    "mygo_mujica": (mygo_mujica, "--stage mygo --max-turn 30 --keep 1 --max-attempts 1 --max-rounds 4")}
 
 
 def other(folder):
@@ -275,17 +270,13 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     assert "warm-up | step" not in capsys.readouterr().out
 
 
-def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch, capsys):
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--out",
-             str(tmp_path), "--warmup-data", file, "--eval-only", "--max-response", "600", "--warmup-steps",
-             "4"]
-    at2po.main([*given, "--name", "whole"])
-    (whole,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
-    weights = (whole / "checkpoint/model.safetensors").read_bytes()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    real = training.clip_gradient
-    steps = []
+def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
+    cfg = at2po.Config(model=str(small), warmup_steps=4, warmup_lr=1e-3)
+    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [], "", "")])] for i in range(5)]
+    real, steps = training.clip_gradient, []
+
+    def weights():
+        return (warmup.warmed_up(cfg, "at2po", str(small), examples) / "model.safetensors").read_bytes()
 
     def stops(*args, **kwargs):
         steps.append(1)
@@ -293,16 +284,14 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
+    whole = weights()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setattr(training, "clip_gradient", stops)
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*given, "--name", "parts"])
-    assert stop.value.code == 130 and "checkpoint of step 2" in capsys.readouterr().err
-    monkeypatch.setattr(training, "clip_gradient", real)
-    at2po.main([*given, "--name", "parts"])
-    assert "step 2/4" not in capsys.readouterr().out
+    with pytest.raises(KeyboardInterrupt):
+        weights()
+    assert weights() == whole and len(steps) == 3 + 2
     (parts,) = (tmp_path / "other/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert [row["step"] for row in read_jsonl(parts / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert (parts / "checkpoint/model.safetensors").read_bytes() == weights
 
 
 def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():

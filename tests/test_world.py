@@ -16,8 +16,7 @@ def test_same_arguments_same_bytes(tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert (
         world.make_world("dev", seed=4, questions=50).questions
-        != world.make_world("dev", seed=3, questions=50).questions
-    )
+        != world.make_world("dev", seed=3, questions=50).questions)
 
 
 def test_splits_share_words_and_no_entity():
@@ -64,8 +63,7 @@ def test_questions_follow_from_their_evidence(test_world):
             assert [e[2] for e in q["evidences"][:-1]] == [e[0] for e in q["evidences"][1:]]
         elif q["type"] == "bridge_comparison":
             assert (
-                q["answer"] == min((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2))[1]
-            )
+                q["answer"] == min((int(q["evidences"][i + 1][2]), q["evidences"][i][0]) for i in (0, 2))[1])
         elif q["answer"] in ("yes", "no"):
             assert (q["evidences"][0][2] == q["evidences"][1][2]) == (q["answer"] == "yes")
     assert types == {"compositional", "inference", "comparison", "bridge_comparison"} and hops == {1, 2, 3, 4}
@@ -97,13 +95,11 @@ def test_demonstrations_answer_or_carry_their_flaw(test_world):
     flawed = [
         demonstrations.demonstrate(test_world, q, s, flaw_rate=1)
         for q in test_world.questions
-        for s in range(3)
-    ]
+        for s in range(3)]
     assert {d.flaw for d in flawed} == set(demonstrations.FLAWS)
     wrong = sum(
         d.answer != q["answer"]
-        for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True)
-    )
+        for d, q in zip(flawed, [q for q in test_world.questions for _ in range(3)], strict=True))
     assert wrong > 0.5 * len(flawed)
     for d in flawed:
         for s in d.steps:
