@@ -670,8 +670,7 @@ def resolve(cfg):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
     if cfg.eval_only or cfg.stage == "eval":
         cfg = replace(cfg, stage="eval", eval_only=True)
-    name = cfg.name or flags.run_name(cfg)
-    return replace(cfg, name=name, retriever=cfg.retriever or flags.default_retriever(cfg))
+    return flags.named(cfg)
 
 
 # ================================================================ appendix: nothing below is in the paper
