@@ -1,28 +1,29 @@
 """AT2PO: Agentic Turn-based Policy Optimization via Tree Search (arXiv 2601.04767).
 
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
-One tree of such trajectories is grown per question: M chains first, then L rounds that sample anew, from the
-same state, the N turns the policy was least sure of (the old turn stays, beside the new one). A leaf's value
-is its standardised reward. A turn's value is the mean of its children's values, weighted by the softmax of
-their entropies; it is also the turn's advantage. ATPO is the loss: one importance ratio and one clip decision
-per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, credit and loss together.
+One tree of such trajectories is grown per question: M chains first, then L rounds, each of which takes the N
+turns that the policy was least sure of and samples a sibling of each, to the end. A leaf's value is its
+standardised reward. A turn's value is the mean of its children's values, weighted by the softmax of the
+children's entropies; it is also the turn's advantage. ATPO is the loss: one importance ratio and one clip
+decision per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is all three.
 
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
-are divided by the population's std; there is no KL term.
+are divided by the population's std (authors' code); there is no KL term.
 
     Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/turns.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
-    Eq 4-5, 10-11   ATPO loss                     atpo_loss (the sequence as one turn: GSPO, Eq 8-9)
+    Eq 4-5, 10-12   ATPO loss                     atpo_loss (with one turn per sequence it is GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
-    python at2po.py                               the embedded world, two CPU cores, two minutes
+    python at2po.py                               the embedded world with its own clip, lr and tree
+                                                  (recipes/world.toml): two CPU cores, two minutes
     python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
-    python at2po.py --model Qwen/Qwen3-4B         the paper's setting; a search server; not run (docs/gpu.md)
-    python at2po.py --eval-only --checkpoint Qwen/Qwen3-4B --data musique-dev        ReAct: no training
+    python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
+    python at2po.py --eval-only --model Qwen/Qwen3-4B --data musique-dev             ReAct: no training
     python at2po.py --world plain --ask "Who is the spouse of the composer of the film Empty Ocean?"
 Where paper, authors' code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
@@ -53,8 +54,8 @@ from kernels.turn_loss import turn_loss
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings. common/flags.py has the flags of every script (model, search, memory, names),
-    recipes/world.toml what the embedded world has instead."""
+    """The paper's settings. common/flags.py has the flags of all scripts (model, search, memory, names),
+    recipes/world.toml the settings of the embedded world."""
 
     # ---- tree (Algorithm 1)
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
@@ -79,11 +80,12 @@ class Config(flags.PassageFlags):
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit, loss
-    bad_format_reward: float = 0.0  # what a bad format earns; -1 in the authors' code | Eq 16
+    bad_format_reward: float = 0.0  # reward of a bad format; -1 in the authors' code | Eq 16
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
-    # turn = A(n). outcome = the leaf's value for all its turns (Table 1). tree-grpo = the leaf's value in the
-    # tree plus its value among the leaves of its own chain
+    # turn = A(n)
+    # outcome = the leaf's value for all its turns (Table 1)
+    # tree-grpo = the leaf's value in the tree plus its value among the leaves of its own chain
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -94,7 +96,6 @@ class Config(flags.PassageFlags):
     retokenize: bool = False
 
     # ---- update
-
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
@@ -137,8 +138,8 @@ LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further too
 
 
 def render_prompt(tokenizer, question, form="system"):
-    """Token ids of the first prompt; later turns append ids. form: --prompt-form. Foreign: outside text, in
-    which chat breaks up tags and special tokens."""
+    """Token ids of the first prompt; later turns append ids. form: --prompt-form. chat.Foreign marks text
+    from outside: chat breaks up tags and special tokens in it."""
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
         message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]  # sic: their template has the word "user"
@@ -150,7 +151,7 @@ def render_prompt(tokenizer, question, form="system"):
 
 
 def render_passages(passages, max_passage=1000):
-    """The text between the result tags: each text once, cut to `max_passage` characters.
+    """The text between the result tags: each page once, its title and text cut to `max_passage` characters.
 
     >>> from common.retriever import Passage
     >>> render_passages([Passage("7", "Silent Harbor", "A film."), Passage("8", "Silent Harbor", "A film.")])
@@ -163,7 +164,7 @@ def render_passages(passages, max_passage=1000):
     return "\n".join(pages) or "No passage found."
 
 
-# a result ends in a line break, since "><" is one token of Qwen's: the next turn begins as the tokenizer cuts
+# a result ends in a line break: Qwen's tokenizer would join its ">" and the next turn's "<"
 AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
 
 
@@ -173,7 +174,7 @@ def render_result(tokenizer, text):
 
 
 def inside(tags, text):
-    """What stands between each pair of tags.
+    """The text between each pair of tags.
 
     >>> inside(SEARCH, "<search>a</search> so <search>b</search>")
     ['a', 'b']
@@ -207,13 +208,13 @@ class Node:
 
     def lineage(self):
         """The nodes from the first turn to this one."""
-        return [] if self.turn is None else [*self.parent.lineage(), self]
+        return [] if self.parent is None else [*self.parent.lineage(), self]
 
     def turns(self):
         return [node.turn for node in self.lineage()]
 
     def nodes(self):
-        """This node and everything below it, in the order it was grown."""
+        """This node and all below it, depth first."""
         return [self] + [n for child in self.children for n in child.nodes()]
 
     def leaves(self):
@@ -225,6 +226,7 @@ class Node:
 
 async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
+    player: policy, search, prompt_ids, cfg, seed, temperature (common/agent.py).
 
     A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
     max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
@@ -248,7 +250,7 @@ async def play_turn(player, node, name):
         seed=stable_seed(player.seed, name, len(turns)),
     )
     text = sampled_text(tokenizer, g.token_ids, g.stop_reason)
-    # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
+    # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
     query, queries = "", inside(SEARCH, text)
@@ -261,7 +263,7 @@ async def play_turn(player, node, name):
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
         turn.observation, turn.observation_ids = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
-    if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:
+    if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:  # no room for a next token
         turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
     new.done = not turn.observation_ids  # nothing was read, so nothing follows
     return new
@@ -271,7 +273,7 @@ async def play(player, node, name):
     """From `node` to the end, turn by turn. Returns the leaf."""
     while not node.done:
         node = await play_turn(player, node, name)
-        if player.watch:
+        if player.watch:  # --ask prints each turn
             player.watch(node.turn)
     return node
 
@@ -282,8 +284,8 @@ REGENERATION_PENALTY = .05
 
 
 def choose_nodes(root, cfg, rng):
-    """The N nodes to regenerate next: the most uncertain turns first, or random ones. Final turns (an answer,
-    or cut off) never are. The root may be chosen too, which starts a new chain."""
+    """The N nodes to regenerate next: the most uncertain turns first, or random ones. Final turns (answered
+    or cut off) never are. The root may be chosen, too, for a new chain; so is a first turn's sibling."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -292,7 +294,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         if node is root:
-            # no turn, so entropy 0; its children, chains and first turns, are what was sampled from it
+            # entropy 0, and a count of its children beyond the first (ours): it is seldom chosen
             return -REGENERATION_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
@@ -303,19 +305,18 @@ def choose_nodes(root, cfg, rng):
 async def grow_tree(play_from, cfg, seed):
     """Algorithm 1. Returns the root.
 
-    play_from(node, name): a coroutine that adds turns below `node` until the trajectory ends; name goes to
-    their nodes. cfg: chains, rounds, expand, expansion, group_size."""
+    play_from(node, name): an async function that adds turns below `node` until the trajectory ends; name goes
+    to their nodes. cfg: chains, rounds, expand, expansion, group_size."""
     root = Node()
-    chains, rounds = cfg.chains, cfg.rounds
-    if cfg.expansion == "none":  # a baseline's group is a tree without rounds
-        chains, rounds = cfg.group_size, 0
+    # a baseline's group is a tree without rounds
+    chains, rounds = (cfg.group_size, 0) if cfg.expansion == "none" else (cfg.chains, cfg.rounds)
     await asyncio.gather(*[play_from(root, f"chain{m}") for m in range(chains)])
     for r in range(rounds):
         rng = random.Random(stable_seed(seed, "expand", r))
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
             node.regenerated += 1
-            parent = node.parent or root  # the turn is sampled again after the same turns
+            parent = node.parent or root  # a sibling: the same state, a new turn
             new_paths.append(play_from(parent, f"{node.name}.{r}-{i}"))
         await asyncio.gather(*new_paths)
     return root
@@ -333,7 +334,7 @@ def rollout_trees(policy, retriever, questions, cfg, step):
             root = await baselines.grow_aepo(partial(play_turn, player), Node(), cfg, seed, policy.tokenizer)
         else:
             root = await grow_tree(partial(play, player), cfg, seed)
-        if cfg.retokenize:  # Figure 8's control: token in, token out avoids this
+        if cfg.retokenize:  # Figure 8's control: train on text that is encoded anew
             baselines.retokenize(policy.tokenizer, root)
         for leaf in root.leaves():
             leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
@@ -367,8 +368,8 @@ def parse_response(turns):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
-    search that got its result; the last has exactly one answer block, with \\boxed{} inside. What follows the
-    block is no fault: it may be the rest of a token such as ">."."""
+    search that got its result; the last has exactly one answer block, with \\boxed{} inside. What stands
+    before or behind the block is no fault: it may be the rest of a token such as ">."."""
     text = "".join(t.text for t in turns)
     last = turns[-1].text
     answers = inside(ANSWER, text)
@@ -380,7 +381,7 @@ def parse_response(turns):
         return answer, "wrote a result itself"
     for tag in ANSWER:
         if text.count(tag) != 1 or tag not in last:
-            return answer, "not exactly one answer block at the end"
+            return answer, "not exactly one answer block, in the last turn"
     for turn in turns[:-1]:
         one_search = turn.text.count(SEARCH[0]) == turn.text.count(SEARCH[1]) == 1
         if not one_search or RESULT[0] not in turn.observation:
@@ -394,7 +395,7 @@ def parse_response(turns):
 
 @dataclass
 class Scored(Outcome):
-    """Why a trajectory has its reward. em and f1 are those of the extracted answer whatever the format, as
+    """Why a trajectory has its reward. em and f1 compare the extracted answer even if the format is wrong, as
     the authors evaluate."""
     em_valid: float = 0.0       # em in valid format, else 0
 
@@ -407,10 +408,8 @@ def score(trajectory, question, cfg):
     if answer:
         info.em = metrics.exact_match(answer, question.answers)
         info.f1 = metrics.f1(answer, question.answers)
-    if problem:
-        trajectory.reward = cfg.bad_format_reward
-    else:
-        trajectory.reward = info.em_valid = info.em
+    info.em_valid = 0.0 if problem else info.em
+    trajectory.reward = cfg.bad_format_reward if problem else info.em
     return trajectory
 
 
@@ -427,9 +426,7 @@ def leaf_values(rewards, sample_std=False):
     """(R - mean) / (std + 1e-6) over the leaves of a tree. sample_std: divide by n - 1, as GRPO does, and not
     by n."""
     mean = sum(rewards) / len(rewards)
-    n = len(rewards)
-    if sample_std:
-        n = max(1, n - 1)
+    n = max(1, len(rewards) - int(sample_std))
     variance = sum((r - mean) ** 2 for r in rewards) / n
     return [(r - mean) / (math.sqrt(variance) + 1e-6) for r in rewards]
 
@@ -464,18 +461,16 @@ def turn_credit(root, rule, advantage, sample_std):
 
 
 def assign_advantages(root, cfg):
-    """Gives every leaf's trajectory one advantage per turn, or none where all leaves have one reward: there
-    is nothing to learn from such a tree."""
+    """Gives every leaf's trajectory one advantage per turn, or none where all leaves have the same reward:
+    there is nothing to learn from such a tree."""
     if not training.has_spread(root.rewards()):
         return
-    # ATPO on trees divides by the population's std; everything else by the sample's, as GRPO
+    # authors' code: ATPO on trees divides by the population's std, all else by the sample's
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
+    of_outcome = cfg.credit == "outcome"  # Table 1: the leaf's value for all its turns
     for leaf in root.leaves():
-        lineage = leaf.lineage()
-        leaf.trajectory.advantages = [node.advantage for node in lineage]
-        if cfg.credit == "outcome":  # Table 1: the leaf's value for all its turns
-            leaf.trajectory.advantages = [leaf.value] * len(lineage)
+        leaf.trajectory.advantages = [leaf.value if of_outcome else n.advantage for n in leaf.lineage()]
     if cfg.credit == "tree-grpo":
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
 
@@ -493,12 +488,13 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
-    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio. log s_k is detached; adding
-    # logp - logp.detach(), which is 0, makes the gradient of a token s_k A_k times that of its log-prob.
+    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
+    # unsampled tokens take turn 0's; the sum below leaves them out
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
+    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob (Eq 12)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()  # clamped so that it stays finite
+    s = log_s.clamp(max=10).exp()  # clamped so that it stays finite; beyond, no gradient
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -513,8 +509,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
 
 def update_spread(log_ratio, response_mask, turn_ids):
     """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is the sum
-    of its tokens' -log-ratios, divided by that of the sequence; p = softmax of the K shares; H(p) / log K, or
-    0 for one turn. log_ratio: new - old, (B, T)."""
+    of its tokens' -log-ratios, divided by the sequence's sum; p = softmax of the K shares; H(p) / log K, or 0
+    for one turn. log_ratio: new - old, (B, T)."""
     sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
     total = sums.sum(1, keepdim=True)                                              # (B, 1)
@@ -533,7 +529,7 @@ def spread_sums(logprobs, batch):
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None):
     """(loss, stats) of a micro-batch. num_sequences and num_tokens, of the whole mini-batch on all ranks, are
-    the denominators. turn_sums: of log-probs, on CUDA."""
+    the denominators. turn_sums: (K,) sums of log-probs over the batch's distinct turns; None on a CPU."""
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -545,7 +541,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
     if turn_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # the same number, with a gradient that reaches each distinct turn once
+        # the same number; each distinct turn gets its gradient once, however many leaves share it
         loss = turn_loss(
             turn_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -559,7 +555,7 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES  # of a step's row
 
 
 def train(run, policy, reference, split):
@@ -568,7 +564,8 @@ def train(run, policy, reference, split):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
-    # at most cfg.steps times; after each body run.steps logs, evaluates and saves
+    # at most cfg.steps times; after each body run.steps logs, evaluates and saves. state: kept in
+    # checkpoints; share: how much of the budget is used
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
         order = stable_seed(cfg.seed, "order")
@@ -580,7 +577,7 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO chooses
+        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO lowers some rewards, and chooses
         for root in learned_roots:
             assign_advantages(root, cfg)
 
@@ -589,18 +586,18 @@ def train(run, policy, reference, split):
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(learned_roots), cfg.mini_batch):
                 trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
-                # a flat tree has no gradient, so it needs no forward pass; it stays in the denominators,
-                # since the mean (Eq 10) is over all leaves that were sampled
+                # a flat tree teaches nothing (its KL, with --kl-coef, is left out: ours), so it needs no
+                # forward pass; it stays in the denominators: the mean (Eq 10) is over all sampled leaves
                 with_advantages = [t for t in trajectories if t.advantages]
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # the same on every rank
+                minibatches.append((batches, len(trajectories), num_tokens))  # the counts are of all ranks
 
         # 5. update (Eq 10-11), once per mini-batch
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
@@ -610,7 +607,7 @@ def train(run, policy, reference, split):
                 logprobs, turn_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (K,)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, turn_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.norms:  # before the first update all log-ratios are 0
+                if meter.total:  # an update was made; before it all log-ratios are 0
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)

@@ -1,15 +1,14 @@
 """Bi-RAR: Thinking Forward and Backward, RL for retrieval-augmented reasoning (arXiv 2511.09109).
 
-Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR gives a right trajectory one reward,
-made from how near each of its reasoning steps is to the answer (forward) or to the question (backward).
-Both are information distances under a frozen language model. Two policies are trained from one checkpoint,
-one for each reward, and their weights are averaged.
+Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR pays a right trajectory (its answer
+matches a gold one exactly) for how near each of its reasoning steps is to the answer (forward) or to the
+question (backward): information distances under a frozen language model. Two policies are trained from one
+checkpoint, one per reward, and their weights are averaged.
 
-GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, and the
-result is the average of two policies. So a group whose trajectories are all right can still teach; with a
-reward of 1 it cannot. A *step* alone is a training step. The paper's step, T_i, is a *reasoning step* (so are
-those of step_reward, step_text and answer_step): the thought of a turn, or in the embedded world all that the
-policy wrote in it. A trajectory is right if its answer matches a gold one exactly.
+GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, so a group
+whose trajectories are all right can still teach; and the result is the average of two policies.
+A *step* is a training step. The paper's step T_i is a *reasoning step*: the thought of a turn (in the
+embedded world, the toy data set that comes with the code, the whole turn).
 
     Eq 2     conditional information distance      information_distance
     Eq 3     complexity as -log2 likelihood        complexity
@@ -21,8 +20,8 @@ policy wrote in it. A trajectory is right if its answer matches a gold one exact
 
     python bi_rar.py                    embedded world, seven minutes: baseline, forward, backward, merge
     python bi_rar.py --stage forward    one stage (baseline, forward, backward, merge, eval); --resume goes on
-    python bi_rar.py --stage merge --forward A --backward B --lambdas .25,.5    any two folders of one kind
-    python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct       the paper's setting; large GPUs, a server; not run
+    python bi_rar.py --stage merge --forward A --backward B --data search-r1     two folders, one architecture
+    python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct      the paper's setting: a search server; not run by us
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
@@ -55,13 +54,13 @@ from common.run import Run, program, stages, timed
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings; common/flags.py has the flags of every script, and recipes/world.toml what the
-    embedded world has instead."""
+    """The paper's settings. common/flags.py has the flags of all scripts, recipes/world.toml the settings of
+    the embedded world."""
 
     # ---- stages
 
-    # all = baseline, forward, backward, and a merge for each of --lambdas, all evaluated. eval = evaluate
-    # --checkpoint. length and shuffled are controls (common/of_bi_rar/controls.py)
+    # all = baseline, forward, backward, a merge per --lambdas, all evaluated. eval = evaluate --checkpoint.
+    # Controls: length = 1 - .05 per search; shuffled = the distances, permuted (common/of_bi_rar/controls.py)
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -72,7 +71,7 @@ class Config(flags.PassageFlags):
     group_size: int = 5             # trajectories per question | sec. 4
     top_k: int = 3                  # passages per search | Search-R1
     max_searches: int = 4           # actions before the last turn, invalid ones count | Search-R1
-    max_passage: int = 4000         # characters of a passage that are read, before tokens are counted
+    max_passage: int = 4000         # characters kept of a passage; --max-observation cuts after that
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens per turn | Search-R1
     max_observation: int = 500      # tokens of a search result | Search-R1
@@ -81,12 +80,13 @@ class Config(flags.PassageFlags):
 
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
-    kl_coef: float = 1e-3           # k3 estimate of the KL to the initial policy | sec. 4
+    kl_coef: float = 1e-3           # weight of the KL (k3, as in Search-R1) to the initial policy | sec. 4
     # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
-    # world's policy, trained further on the lines that it scores
+    # world's policy, fine-tuned on texts of the form "Q, T, A"
     scorer: str = ""
-    step_text: Literal["thought", "turn"] = "thought"   # what of a turn is the reasoning step | sec. 2
-    # whether the turn that answers is a reasoning step; off: a right answer without a search earns 0
+    # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
+    step_text: Literal["thought", "turn"] = "thought"
+    # whether the turn that answers is a reasoning step; off: a right answer in the first turn earns 0
     answer_step: Literal["on", "off"] = "on"
     explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
 
@@ -134,9 +134,7 @@ def render_prompt(tokenizer, question):
 
 def render_observation(tokenizer, passages, limit=500, max_passage=4000):
     """(text, ids) of a search result."""
-    quote = '"'
-    if chat.is_tiny(tokenizer):  # the world's policy was warmed up without it
-        quote = ""
+    quote = "" if chat.is_tiny(tokenizer) else '"'  # the world's policy was warmed up without quotes
     return render_result(tokenizer, render_information(passages, quote, max_passage), limit)
 
 
@@ -215,11 +213,9 @@ class Checked(Outcome):
 
 
 def check_answer(trajectory, question):
-    """Fills info. The answer is that of the last turn."""
+    """Sets trajectory.info and returns the trajectory. The answer is that of the last turn."""
     action = ACTION.search(trajectory.turns[-1].text)
-    answer = None
-    if action and action[1] == "answer":
-        answer = action[2].strip()
+    answer = action[2].strip() if action and action[1] == "answer" else None
     info = Checked(
         answer,
         invalid=sum(t.observation == INVALID for t in trajectory.turns),
@@ -250,22 +246,22 @@ def rollout_groups(policy, retriever, questions, cfg, step):
 # ---------------------------------------------------------------- reward: information distance (Eq 2-4)
 #
 # Q, A and T are the token ids of the question, its first gold answer and one reasoning step. K(u | v) is the
-# number of bits that the scorer, a frozen language model, needs for u after v. It reads these alone, no
-# passage and no earlier reasoning step, each followed by a line break (the world's tokenizer has none).
+# number of bits that the scorer, a frozen language model, needs for u after v. It sees no passage and no
+# earlier reasoning step. Each text stands on a line of its own (the world's tokenizer has no line break).
 
 FARTHEST = 20.0
 
 
 def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
-    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}. The textbook has max in both places.
-    The clip to [0, 20] is ours.
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, min as printed, not the max of the
+    normalized information distance. The bound of 20 is ours.
 
     >>> information_distance(2.0, 5.0, 4.0, 8.0)
     0.5
     """
     given_the_other = min(k_a_bc, k_b_ac)
     alone = max(min(k_a_c, k_b_c), 1e-6)
-    return min(FARTHEST, max(0.0, given_the_other / alone))
+    return min(FARTHEST, given_the_other / alone)
 
 
 class ReasoningStep(NamedTuple):
@@ -276,7 +272,7 @@ class ReasoningStep(NamedTuple):
 
 
 def terms_of(reasoning_step, line_break):
-    """The terms K(u | v) of Eq 4: {name: (ids of v, each text on a line of its own; ids of u)}."""
+    """The terms K(u | v) of Eq 4: {name: (v, u)} as token ids, v one text per line."""
     Q, A, T = reasoning_step
 
     def lines(*texts):
@@ -311,9 +307,8 @@ def distances(K):
 
 
 def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
-    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. sampled_ids:
-    the scorer has the policy's vocabulary, so a whole turn goes in as it was sampled. A thought is always
-    encoded anew."""
+    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. sampled_ids
+    False: whole turns are encoded anew, too, for a scorer with another vocabulary; thoughts always are."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -348,15 +343,13 @@ def measure_distances(policy, scorer, pairs, cfg):
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, scorer.tokenizer is None) for t, q in pairs]
-    distances_of = {}  # equal reasoning steps are measured once
-    for reasoning_steps in per_trajectory:
-        distances_of |= dict.fromkeys(reasoning_steps, (FARTHEST, FARTHEST))
+    # equal reasoning steps are measured once; an empty T says nothing, and stays farthest
+    distances_of = dict.fromkeys((r for rs in per_trajectory for r in rs), (FARTHEST, FARTHEST))
     line_break = chat.encode(tokenizer, "\n")[1]
-    # an empty T says nothing, and stays farthest
     terms = {r: terms_of(r, line_break) for r in distances_of if r.T}
     # with --lora and no --scorer the scorer is the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
-        bits_of = scoring.packed_bits(model, terms.values(), line_break, cfg)
+        bits_of = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}
     for r, terms_of_step in terms.items():
         distances_of[r] = distances({name: bits_of[term] for name, term in terms_of_step.items()})
     for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
@@ -389,7 +382,7 @@ def cascade(step_rewards):
 
 def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     """A wrong trajectory earns 0. A right one earns Eq 5 (forward), Eq 6 (backward) or 1 (baseline), so only
-    right ones are measured. Returns how many reasoning steps were measured."""
+    right ones are measured. Returns how many different reasoning steps were measured."""
     right = []
     for group, question in zip(groups, questions, strict=True):
         for t in group:
@@ -401,10 +394,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
-    if stage == "backward":
-        per_trajectory = [t.info.d_TQ for t, _ in right]
-    else:
-        per_trajectory = [t.info.d_TA for t, _ in right]
+    per_trajectory = [t.info.d_TQ if stage == "backward" else t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
         per_trajectory = controls.dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, per_trajectory, strict=True):
@@ -415,7 +405,8 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
 # ---------------------------------------------------------------- credit: GRPO's (Eq 8-9)
 
 def assign_advantages(group):
-    """(reward - mean of the group) / standard deviation of the group, the same for every turn."""
+    """(reward - mean) / standard deviation (the sample's) of the group, the same for every turn; 0 where all
+    rewards are equal."""
     advantages = training.group_advantages([t.reward for t in group])
     for t, advantage in zip(group, advantages, strict=True):
         t.advantages = [advantage] * len(t.turns)
@@ -433,8 +424,8 @@ def train(run, policy, initial, scorer, split):
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     for step, row in run.steps(policy, optimizer, cfg.steps, label=f"{stage} | "):  # logs, saves when due
         # 1. sample: a group of trajectories for each question, with the current weights
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
+        order_seed = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order_seed)
         with run.sampling(policy, row):
             groups = rollout_groups(policy, split.retriever, questions, cfg, step)
 
@@ -446,37 +437,38 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. old log-probs, the trained model's before the first update and not the engine's, and those of the
-        # initial policy. Groups of equal rewards have no advantage: they need no forward pass, and their KL
-        # term is left out with them; N (below) still counts them
+        # 4. log-probs of the trained model before any update (not the engine's), and of the initial policy.
+        # Groups of equal rewards are dropped here, their KL term, too; N below still counts them
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
                 part = groups[first:first + cfg.mini_batch]
-                uneven = [group for group in part if training.has_spread([t.reward for t in group])]
-                learned = [t for group in uneven for t in group]
-                if learned:  # else this mini-batch makes no update
+                with_spread = [group for group in part if training.has_spread([t.reward for t in group])]
+                trajectories = [t for group in with_spread for t in group]
+                if trajectories:  # else this mini-batch makes no update
                     batches = training.prepare(
-                        model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
+                        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. for each mini-batch (paper: one per step; embedded world: four) loss, backward, clip, step
+        # 5. per mini-batch (by default one per step, so rho is 1 and clips nothing; embedded world: four)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # t: sampled tokens of o, the stop string's too; prompt, INVALID and search results have mask 0
-        # rho = exp(logprob - old_logprob); N: trajectories, those left out too, on all ranks
+        # o: a trajectory, adv: its advantage; N: all trajectories, of all ranks, those left out too
+        # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
+        # rho = exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # by default it is cfg.lr at once
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         for batches, num_sequences in mini_batches:
             for b in batches:  # micro-batches, whose gradients add up
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
-                # b.advantages, unless --sampler-correction weighs them
+                # b.advantages, unless there is --sampler-correction
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
-                token_weights = training.sequence_weights(b.response_mask, num_sequences)       # 1 / (N |o|)
+                # 1 / (N |o|), (B, 1); grpo_loss applies the mask
+                token_weights = training.sequence_weights(b.response_mask, num_sequences)
                 loss, stats = training.grpo_loss(
                     logprobs, b.old_logprobs, advantages, b.response_mask, token_weights,
                     cfg.clip, cfg.clip, cfg.kl_coef, b.ref_logprobs)
-                (loss * b.weight).backward()  # 0: a filler, so that all ranks make equally many passes
+                (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
@@ -488,7 +480,7 @@ def train(run, policy, initial, scorer, split):
 
 
 def sample_record(policy, scorer, groups, questions, step, cfg):
-    """The step's first group with different rewards, all its reasoning steps measured."""
+    """For the page: the step's first group with different rewards, wrong trajectories measured, too."""
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
@@ -525,8 +517,8 @@ def merge(forward, backward, lam, out):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory per question, greedy by default: (rows, summary). scorer: measures the distances of the
-    first explain_limit trajectories, for page and plot."""
+    """One trajectory per question, at --eval-temperature: (rows, summary). scorer: measures the distances of
+    the first explain_limit trajectories, for page and plot."""
     trajectories = AGENT.answers(policy, split, cfg, progress)
     pairs = list(zip(trajectories, split.questions, strict=True))
     if scorer is not None:
@@ -546,7 +538,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # baseline    the initial policy    1, as in Search-R1           NAME-baseline, with a checkpoint
 # forward     the initial policy    cascade of exp(-d_TA)        NAME-forward, with a checkpoint
 # backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
-# merged-.25  forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
+# merged-0.25 forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 # eval        --checkpoint          (only evaluated)             NAME-eval
 # length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
 # shuffled    the initial policy    cascade, d_TA dealt anew     NAME-shuffled, with a checkpoint
@@ -555,17 +547,10 @@ TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
 
 
 def stages_of(cfg):
-    """What --stage asks for, in order; for --ask one without a name, and so without a folder."""
-    if cfg.ask:
-        return [""]
-    stages = []
-    if cfg.stage == "all":
-        stages = ["initial", "baseline", "forward", "backward"]
-    elif cfg.stage != "merge":
-        stages = [cfg.stage]
-    if cfg.stage in ("all", "merge"):
-        stages += dict.fromkeys(f"merged-{float(lam):g}" for lam in cfg.lambdas.split(","))
-    return stages
+    """The names of the stages that --stage asks for, in order."""
+    merges = list(dict.fromkeys(f"merged-{float(lam):g}" for lam in cfg.lambdas.split(",")))
+    everything = ["initial", "baseline", "forward", "backward", *merges]
+    return {"all": everything, "merge": merges}.get(cfg.stage, [cfg.stage])
 
 
 @program()
@@ -575,12 +560,11 @@ def main(argv=None):
     cfg = parse_args(argv)
     if cfg.scorer and cfg.scorer != "lines":
         models.find_model(cfg.scorer)
-    runs = []
-    for stage in stages_of(cfg):
-        free = ["stage", "lambdas"]  # --resume may change these flags
-        runs.append(Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED))
+    asked = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
+    free = ["stage", "lambdas"]  # --resume may change these flags
+    runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in asked]
     if cfg.stage == "merge":
-        pair_to_merge(cfg)
+        pair_to_merge(cfg)  # refuses where one is missing
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = initial_policy(cfg)
     if cfg.warmup_data:
@@ -598,7 +582,8 @@ def main(argv=None):
 
 
 def merged_weights(cfg, stage):
-    """Merges. (folder of the merged weights, when the newest file of the two policies was written)"""
+    """Merges. Returns the folder of the merged weights, and when the newest file of both policies was
+    written: an evaluation after that is still valid."""
     lam = stage.removeprefix("merged-")
     pair = pair_to_merge(cfg)
     merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
@@ -610,25 +595,22 @@ def merged_weights(cfg, stage):
 def run_stage(run, source, newest, initial_source, split, evals):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. A stage that
     --resume finds done, after the time `newest`, is not done again."""
-    cfg, steps, lora = run.cfg, 0, 0
+    cfg = run.cfg
     trains = run.name in TRAINED
-    if trains:
-        steps, lora = cfg.steps, cfg.lora
+    steps, lora = (cfg.steps, cfg.lora) if trains else (0, 0)
     if run.folder.is_done(steps, evals, newest):
         return
-    frozen = int(bool(initial_source) and not lora) + bool(cfg.scorer)  # models beside the policy
+    # the initial policy serves the KL term and, without --scorer, the distances
+    needs_initial = bool(initial_source) and (not cfg.scorer or trains and cfg.kl_coef > 0)
+    frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # models in memory beside the policy
     policy = run.policy(run.folder.start or source, trains, frozen)
-    initial = None
-    if initial_source:
-        initial = models.load_reference(policy.model, initial_source, lora)
+    initial = models.load_reference(policy.model, initial_source, lora) if needs_initial else None
     scorer = load_scorer(cfg, policy, initial)
-    if not trains:
-        split = None
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
+    split, *evals = AGENT.within_limit(policy, [split if trains else None, *evals], cfg)
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
             train(run, policy, initial, scorer, split)
-        # with distances, at the end alone
+        # the final evaluation measures distances, too
         run.evaluate(evaluate=partial(evaluate, scorer=scorer), initial=run.name == "initial")
 
 
@@ -643,7 +625,7 @@ def pair_to_merge(cfg):
 
 def initial_policy(cfg):
     """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
-    --scorer, the scorer. None if no flag names it."""
+    --scorer, the scorer. Empty where no flag names one."""
     if cfg.checkpoint and cfg.stage != "eval":
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -688,8 +670,7 @@ def resolve(cfg):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
     if cfg.eval_only or cfg.stage == "eval":
         cfg = replace(cfg, stage="eval", eval_only=True)
-    name = cfg.name or flags.run_name(cfg)
-    return replace(cfg, name=name, retriever=cfg.retriever or flags.default_retriever(cfg))
+    return flags.named(cfg)
 
 
 # ================================================================ appendix: nothing below is in the paper

@@ -1,7 +1,7 @@
 """Mujica-MyGO: Reinforcing QA Agents with Minimalist Policy Gradient Optimization (arXiv 2505.17086).
 
 Mujica is one model in two roles. The planner splits a question into sub-questions, one layer of a directed
-acyclic graph at a time, and reads only one sentence for each; a worker answers one sub-question from the
+acyclic graph at a time, and reads one sentence per sub-question; a worker answers one sub-question from the
 passages it retrieves, or from the triples of one entity. The sub-questions of a layer run in parallel. MyGO
 trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
 the policy.
@@ -19,15 +19,16 @@ made. The graph is never written down: the calls of one planner turn are one lay
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  embedded world, five minutes: few-shot (there the untrained tiny
-                                           policy), warm-up, MyGO, in text; --envs kg the same in the graph
+    python mygo_mujica.py                  few-shot, warm-up and MyGO in the text of the embedded world, five
+                                           minutes; --envs kg does the same in its graph. ("few-shot" is there
+                                           the start policy, which has learned flawed demonstrations)
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
---graph evidences makes the graph of 2Wiki's own evidences: gold facts and next to no others, so it is far
-easier than Wikidata.
+--graph evidences builds the graph from 2Wiki's evidences: gold facts and next to no others, far easier than
+Wikidata.
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
@@ -63,8 +64,8 @@ from common.run import Run, make_engine, program, stages
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings: after | stands where the paper has the value; without it the choice is ours. The
-    flags that every script has are in common/flags.py."""
+    """The paper's settings. Behind |: where a value comes from; without it the choice is ours.
+    common/flags.py has the flags of all scripts, recipes/world.toml the settings of the embedded world."""
 
     # ---- stages
 
@@ -79,11 +80,11 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage or triple, of at most 20 characters each
+    max_words: int = 200            # words of a passage, triple or question; characters: 20 times as many
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
-    max_prompt: int = 4096          # tokens of the first prompt
+    max_prompt: int = 4096          # tokens of the planner's first prompt
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
 
@@ -102,8 +103,8 @@ class Config(flags.PassageFlags):
     questions_per_step: int = 1000  # questions per iteration | D.3
     keep: int = 3                   # m, trajectories to learn from per question | D.3
     max_attempts: int = 16          # attempts per question | D.3
-    threshold: float = .5           # K before the first iteration; MyGO only raises it
-    offline_threshold: float = .8   # K of offline MyGO
+    threshold: float = .5           # K before the first iteration (mygo, which only raises it; fixed)
+    offline_threshold: float = .8   # K of offline
     group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
     mini_batch: int = 32            # planner trajectories per update, their workers with them
     lr: float = 5e-7                # learning rate at the start | D.3
@@ -134,7 +135,7 @@ def first_prompt(tokenizer, env, role, request, few_shot):
 
 
 def harmless(text, max_words):
-    """One line of at most max_words words (20 characters each) that can neither write a tag, an index, nor
+    """One line of at most max_words words and 20 max_words characters that cannot write a tag, an index or
     the heading of a message: passages, sub-questions and sentences must not pose as something else.
 
     >>> harmless("Silent Harbor <b>\\n[3] Obs:: me </sentence>", 20)
@@ -147,7 +148,8 @@ def harmless(text, max_words):
 
 
 def numbered(lines, between="\n"):
-    """
+    """Lines behind their indices.
+
     >>> numbered(["a", "b"], " ")
     '[0] a [1] b'
     """
@@ -236,7 +238,7 @@ def calls_of_graph(text):
 
 def parse_report(text, materials):
     """(sentence or None, selected indices, what was wrong or "") of a worker's turn over so many materials;
-    [-1]: no material fits, the worker answers from its own knowledge; accepted.
+    [-1]: no material fits, and the worker answers from its own knowledge (Table 8).
 
     >>> parse_report("<think> … </think> <select> [0][2] </select> <sentence> A is B. </sentence>", 3)
     ('A is B.', [0, 2], '')
@@ -288,15 +290,15 @@ class Team:
         self.search = self.search or rollout.BatchedSearch(self.place.retriever)
 
     def run(self, agents):
-        """The results of coroutines, in order; what they sample and search is batched."""
+        """The results of coroutines, in order; engine and search batch what waits."""
         return rollout.run_agents(agents, self.policy.engine, self.search)
 
     def prompt(self, role, request):
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
     async def say(self, prompt_ids, turns, seed, known):
-        """The next Turn of a conversation, sampled to the end of its message. known: a planner's entities or
-        a worker's Report, which demonstrations alone read (Written, in the appendix)."""
+        """The next Turn of a conversation, sampled to the end of its message. known: ignored here; what
+        demonstrations read (Written, in the appendix): a planner's entities, a worker's Report."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -338,8 +340,8 @@ def opening(place, question, cfg):
 
 
 async def materials_for(team, question, sub, entity):
-    """(lines that a worker reads, in a graph the triples they show). kg: the entity's triples, none for an
-    unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
+    """Returns (the lines that a worker reads, the triples that they show). kg: the entity's triples, none for
+    an unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
         facts = nearest_facts(sub, place.graph.facts(entity), cfg.max_triples)
@@ -377,12 +379,12 @@ class Report:
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
     tails: list = field(default_factory=list)       # entities that the selected triples lead to
-    tokens: int = 0             # sampled by its planner and all workers; Eq 4's loss divides by them
+    tokens: int = 0             # sampled by its planner and all workers
 
 
 @dataclass
 class Attempt(Outcome):
-    """A planner's outcome. Outcome has answer, em, f1 (0 without one) and searches (sub-questions)."""
+    """A planner's outcome. Outcome has answer, em, f1 (0 without an answer) and searches (sub-questions)."""
     role = "planner"
     request: str = ""           # the planner's user message
     workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
@@ -414,7 +416,7 @@ async def work(team, question, sub, entity, seed):
 
 async def plan(team, question, name, seed, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory, its info an
-    Attempt. name: tells it from other attempts at the question; seeds depend on it."""
+    Attempt. name: distinguishes the attempts at one question, and their seeds."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
     prompt_ids = team.prompt("planner", request)
@@ -425,7 +427,7 @@ async def plan(team, question, name, seed, watch=None):
         turns.append(turn)
         calls, answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
         faults += wrong
-        if answer or not calls or len(turns) == cfg.max_rounds:  # nothing asked in the last turn is worked on
+        if answer or not calls or len(turns) == cfg.max_rounds:  # the calls of the last round are not made
             faults["out of rounds"] += bool(calls)
             break
         faults["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
@@ -440,16 +442,14 @@ async def plan(team, question, name, seed, watch=None):
         workers = await asyncio.gather(*agents)
         layers.append(workers)
         faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
-        lines = []
-        for w in workers:  # in order: each may add to `entities`, whose positions are the labels
-            lines.append(observed(w.info, entities, place, cfg))
-        turn.observation = "\n".join(lines)
+        # in order: each may add to `entities`, whose positions are the labels
+        turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
+        # an end-of-message token that was not sampled is added to the observation, with mask 0
         reply = chat.Foreign(turn.observation)
-        # turn.ids show whether the end-of-message token was sampled; render_reply adds it if not
         turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
             watch(turn)
-    layers.append([])  # the last turn has no workers; layers[i] belongs to turns[i]
+    layers.append([])  # layers[i] are the workers of turns[i]; the last turn has none
     if watch:
         watch(turn)
     info = Attempt(answer, request=request, workers=layers, faults=dict(+faults))
@@ -484,7 +484,7 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # Eq 4 divides the terms of all its conversations by this one number
+        c.info.tokens = info.tokens  # the denominator of our GRPO loss
     return trajectory
 
 
@@ -501,8 +501,7 @@ R_SUP = 1.0  # the largest reward there is: F1
 
 def next_threshold(previous, mean_reward, r_sup=R_SUP):
     """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; the printed form would
-    select nothing: see docs/differences.md). Where all of them are perfect r > K would select
-    nothing either, so K stays a millionth below r_sup.
+    select nothing: see docs/differences.md). It stays a millionth below r_sup, so that r = r_sup passes.
 
     >>> next_threshold(.5, .4), next_threshold(.8, .4), next_threshold(.8, 1.0)
     (0.7, 0.8, 0.999999)
@@ -516,7 +515,7 @@ async def attempts(team, question, first, K, seed):
     group, cfg = [first], team.cfg
     while True:
         passed = sum(t.reward > K for t in group)
-        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))
+        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))  # so passed + missing <= keep
         if missing <= 0:
             return group
         names = [f"attempt{len(group) + i}" for i in range(missing)]
@@ -537,7 +536,7 @@ def sample(team, questions, step, K, rises=True):
 
 
 def select(group, K, keep):
-    """The trajectories of one question to learn from: at most `keep` that pass K (D.2)."""
+    """The trajectories of one question to learn from: those that pass K, at most `keep` (D.2)."""
     return [t for t in group if t.reward > K][:keep]
 
 
@@ -561,8 +560,9 @@ LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 # ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what the agent said, over `num_tokens` (of the whole mini-batch, on
-    all ranks; ours, as in LLaMA-Factory). logprobs, response_mask (B, T): sampled tokens, no observations."""
+    """Eq 6: minus the log-likelihood of what the agent said. The paper divides by |D| conversations, ours by
+    num_tokens, the sampled tokens of the whole mini-batch on all ranks (as LLaMA-Factory). logprobs,
+    response_mask (B, T): sampled tokens, no observations."""
     return -(logprobs * response_mask).sum() / num_tokens
 
 
@@ -578,7 +578,7 @@ def mini_batches(groups, size):
     return [part for part in parts if part]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS  # of a step's row
 
 
 def train(run, stage, policy, sampler, reference, place):
@@ -596,7 +596,8 @@ def train(run, stage, policy, sampler, reference, place):
         """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # Until completed() is 1. After each body, also after `continue`, run.steps logs, evaluates and saves.
+    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, evaluates
+    # and saves.
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=team_page.GUARD):
         order = stable_seed(cfg.seed, "order")
@@ -604,7 +605,7 @@ def train(run, stage, policy, sampler, reference, place):
         before = completed(step - 1)  # by the tokens of earlier iterations
 
         with run.sampling(sampler, row):  # with the last iteration's weights: nothing is sampled ahead (D.2)
-            if stage in BASELINES:  # by rules of their own, under their banner below
+            if stage in BASELINES:  # see "baselines" below
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
                 # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
@@ -623,7 +624,8 @@ def train(run, stage, policy, sampler, reference, place):
         meter = training.Meter()
         parts = mini_batches(selected, cfg.mini_batch)
         for number, part in enumerate(parts):
-            fraction = before + number / len(parts) / cfg.steps  # one cosine over all iterations (ours)
+            # one cosine over all iterations (ours); a token budget moves it on between iterations
+            fraction = before + number / len(parts) / cfg.steps
             training.set_lr(optimizer, rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
             likelihood_update(model, optimizer, part, cfg, meter)
         row |= team_page.update_metrics(meter, optimizer)
@@ -632,8 +634,7 @@ def train(run, stage, policy, sampler, reference, place):
 def likelihood_update(model, optimizer, trajectories, cfg, meter):
     """An update by Eq 6 on a mini-batch: planners, and workers, failed ones too."""
     learned = [c for t in trajectories for c in conversations(t)]
-    # sampled tokens of the whole mini-batch on all ranks (prompts and observations have mask 0): every token
-    # counts the same, so a long conversation counts for more than a short one
+    # sampled tokens of the whole mini-batch on all ranks; prompts and observations have mask 0
     num_tokens = sum(c.sampled_tokens for c in learned)
     for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
         logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
@@ -783,7 +784,7 @@ def run_stage(run, stage, place, evals):
 
     title = f"Mujica {cfg.name}: {env} {stage}"
     with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
-        if stage == "warm-up" and not run.folder.start:  # (its only checkpoint is that of its end)
+        if stage == "warm-up" and not run.folder.start:  # it saves at its end alone
             warm_up(run, policy, place)
         if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
@@ -861,16 +862,14 @@ def resolve(cfg):
     if cfg.eval_only:
         cfg = replace(cfg, stage="eval")
     envs = cfg.envs.split(",")
-    search = "bm25"
-    if "text" in envs:
-        search = flags.default_retriever(cfg)
-    name, search = cfg.name or flags.run_name(cfg), cfg.retriever or search
-    cfg = replace(cfg, eval_only=cfg.stage == "eval", retriever=search, name=name)
+    if "text" not in envs:
+        cfg = replace(cfg, retriever=cfg.retriever or "bm25")
+    cfg = flags.named(replace(cfg, eval_only=cfg.stage == "eval"))
     least = {"group_size": 2}  # (samples are compared)
     cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature grad_clip", WORLD_SETS, least)
     flags.needs_a_model(cfg)
     few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
-    for wrong, name, words in (
+    for wrong, flag, words in (
         (not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs), "envs",
          "text, kg or kimi, or several of them with commas"),
         ("kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")), "envs", "kimi searches a "
@@ -887,7 +886,7 @@ def resolve(cfg):
          "elastic is for agents that search on their own; here the knob is partial"),
     ):
         if wrong:
-            flags.refuse(name, getattr(cfg, name), words)
+            flags.refuse(flag, getattr(cfg, flag), words)
     return cfg
 
 
@@ -921,7 +920,8 @@ def baseline_choice(group, stage, keep):
 
 
 def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share their trajectory's advantage (sec. 3.2); RAFT++: 1."""
+    """GRPO: planner and workers share their trajectory's advantage (ours; sec. 3.2 defines A(tau)).
+    RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
         advantages = training.group_advantages([t.reward for t in group])
@@ -931,15 +931,13 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4 with a ratio per token: every trajectory counts the same, and so does every token of its planner
-    and workers. num_trajectories: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no
-    KL term."""
+    """Eq 4, with two changes: a ratio per token, not per turn, and a mean over a trajectory's tokens, those
+    of its planner and workers. num_trajectories: of the mini-batch, on all ranks. Without a reference
+    (RAFT++) there is no KL term."""
     weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
-    kl_coef = cfg.kl_coef
-    if batch.ref_logprobs is None:
-        kl_coef = 0.0
-    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # as they are by default
+    kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # unchanged by default
     return training.grpo_loss(logprobs, batch.old_logprobs, advantages, batch.response_mask, weights,
                               cfg.clip, cfg.clip, kl_coef, batch.ref_logprobs)
 
@@ -949,8 +947,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
     rise: a factor of the learning rate."""
     started = time.time()
     parts = mini_batches(groups, cfg.mini_batch)
-    # all old log-probs before the first update: then they are of the weights that sampled, by the trainer's
-    # arithmetic and not the engine's
+    # all old log-probs before the first update, by the trainer: the engine rounds differently
     prepared = []
     for part in parts:
         learned = [c for t in part for c in conversations(t)]
@@ -984,7 +981,7 @@ def record(folder, step, row, state, place, questions, groups, selected, stage):
     row["rollout/tokens_total"] = state["tokens"]
     row["sample"] = team_page.sample_record(
         questions, groups, selected, stage, state["K"], step, next_threshold)
-    if stage != "grpo":  # which learns from all, better or worse
+    if stage != "grpo":  # which learns from bad trajectories, too
         write_sharegpt(folder, [t for group in selected for t in group], place.env, step)
 
 

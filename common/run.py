@@ -70,6 +70,7 @@ def open_tracker(name, folder):
 # ---------------------------------------------------------------- a run, or a stage of one
 
 SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
+PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as every evaluation does
 
 
 class Run:
@@ -214,6 +215,7 @@ class Run:
         folder.rewind(step)
         earlier = read_jsonl(folder.path / "metrics.jsonl")
         began, begun_at = time.time(), share(step)
+        page_at = time.time() + PAGE_EVERY
         if step < total and share(step) < 1:
             folder.forget_evaluations()
         distributed.once(page_so_far, folder, f"step {step} of {total}")
@@ -241,8 +243,9 @@ class Run:
                 folder.append("samples.jsonl", [sample])
             folder.log(row)
             earlier.append(row)
-            if due:
-                distributed.once(page_so_far, folder, f"step {step} of {total}")
+            if distributed.rank() == 0 and (due or time.time() > page_at):
+                page_at = time.time() + PAGE_EVERY
+                page_so_far(folder, f"step {step} of {total}")
             if save_every and step % save_every == 0:
                 self.save(learner, optimizer, step, state)
                 saved = step
@@ -363,7 +366,7 @@ def tell(cfg, steps):
     if not cfg.eval_only and len(folders) == 1:
         plan += f", at most {steps} steps of training, the same questions again"
     say(f"What happens: {plan}.")
-    say(f"Watch it: {where}/trajectories.html in a browser; every evaluation brings it up to date.")
+    say(f"Watch it: {where}/trajectories.html in a browser; it is brought up to date as the run goes on.")
     say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)

@@ -533,11 +533,14 @@ def test_a_page_without_a_browser(tmp_path):
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_page_is_made_anew_at_every_evaluation(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("seconds, steps_shown", [(99, [0, 0, 2, 2, 4]), (-1, [0, 1, 2, 3, 4])])
+def test_the_page_is_made_anew_at_every_evaluation_and_after_a_minute(
+        tmp_path, monkeypatch, capsys, seconds, steps_shown):
     folder = RunFolder(tmp_path, "at2po", "x", {"name": "x"})
     cfg = at2po.parse_args(["--eval-every", "2", "--save-every", "0", "--steps", "5"])
     monkeypatch.setattr(run.Run, "save", lambda *_: None)
     monkeypatch.setattr(run, "opened", [folder])
+    monkeypatch.setattr(run, "PAGE_EVERY", seconds)
     run.tell(cfg, cfg.steps)
     assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
     pages = []
@@ -550,9 +553,7 @@ def test_the_page_is_made_anew_at_every_evaluation(tmp_path, monkeypatch, capsys
             now = carried_by(folder.path)
             pages.append((now["how_far"], len(now["curves"]["runs"]["x"])))
             row["reward/mean"] = step / 10
-    assert pages == [
-        "the run has begun", ("step 0 of 5", 0), ("step 0 of 5", 0), ("step 2 of 5", 2), ("step 2 of 5", 2),
-        ("step 4 of 5", 4)]
+    assert pages == ["the run has begun", *((f"step {n} of 5", n) for n in steps_shown)]
     done = carried_by(folder.path)
     assert done["how_far"] == "" and len(done["curves"]["runs"]["x"]) == 5
 

@@ -80,7 +80,10 @@ def why(trajectory, question, facts):
         for name, (_, words) in CASCADES.items():
             added = [of_turn[f"cascade_{name}"] for of_turn in facts if f"cascade_{name}" in of_turn]
             terms = " + ".join(f"{x:.3f}" for x in added)
-            lines.append(f"{words}: {terms} = {sum(added):.4f}, counted where the answer is right")
+            earned = ""
+            if abs(trajectory.reward - sum(added)) < 1e-9:
+                earned = ", which is the reward"
+            lines.append(f"{words}: {terms} = {sum(added):.4f}{earned}")
     return lines
 
 
