@@ -272,7 +272,8 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     cfg = at2po.Config(model=str(small), warmup_steps=4, warmup_lr=1e-3)
-    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [], "", "")])] for i in range(5)]
+    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])]
+                for i in range(5)]
     real, steps = training.clip_gradient, []
 
     def weights():
