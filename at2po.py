@@ -10,7 +10,7 @@ per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is tr
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
 are divided by the population's std; there is no KL term.
 
-    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/turns.py)
+    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/rollout.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit

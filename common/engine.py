@@ -30,7 +30,7 @@ from transformers import AttentionInterface
 
 from common import distributed
 from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
-from common.turns import PLACE
+from common.rollout import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens
