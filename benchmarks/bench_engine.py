@@ -4,12 +4,11 @@
     python -m benchmarks.bench_engine --model smollm2 --max-response 128 --skip-generate --vllm
 
 Generation: the script's own agents (same policy, questions and searches) on our engine, on vLLM (--vllm,
-with the tiny policy that it can run), on a plain loop that calls model.generate once a turn for everyone who
-waits, and on transformers' generate_batch; as independent chains and as AT2PO's trees. Update: seconds of
-forward and backward of the same trees with and without shared prefixes. Medians of alternating repeats;
-compare rows, not machines, and on a busy machine CPU seconds (--clock cpu, one thread). --model: a folder
-instead of the tiny policy, on the same questions; without a warm-up it writes no tag, so that a chain is one
-turn of --max-response tokens.
+with the tiny policy that it can run), and on a plain loop that calls model.generate once a turn for everyone
+who waits; as independent chains and as AT2PO's trees. Update: seconds of forward and backward of the same
+trees with and without shared prefixes. Medians of alternating repeats; compare rows, not machines, and on a
+busy machine CPU seconds (--clock cpu, one thread). --model: a folder instead of the tiny policy, on the same
+questions; without a warm-up it writes no tag, so that a chain is one turn of --max-response tokens.
 """
 
 import argparse
@@ -79,7 +78,7 @@ class TurnEngine:
 
 
 def plain_generate(tokenizer, model):
-    """generate(contexts) by model.generate on the left-padded batch, and by generate_batch."""
+    """generate(contexts) by model.generate on the left-padded batch."""
     pad = tokenizer.pad_token_id
     tags = (at2po.SEARCH[1], at2po.ANSWER[1])
     stops = {tokenizer.convert_tokens_to_ids(t) for t in tags}
@@ -110,12 +109,7 @@ def plain_generate(tokenizer, model):
                 generation_config=config)
         return [up_to_stop(sampled) for sampled in out[:, width:].tolist()]
 
-    def batched(contexts):
-        config.num_blocks = config.max_batch_tokens = None
-        results = model.generate_batch(inputs=contexts, generation_config=config, progress_bar=False)
-        return [list(r.generated_tokens) for r in results.values()]
-
-    return generate, batched
+    return generate
 
 
 CLOCKS = {"wall": time.time, "cpu": time.process_time}
@@ -181,7 +175,6 @@ def main():
     parser.add_argument("--model", default="", help="a policy's folder; empty = the tiny one")
     parser.add_argument("--max-response", type=int, default=0, help="tokens; 0 = the world's limit")
     parser.add_argument("--skip-generate", action="store_true", help="the engines alone")
-    parser.add_argument("--skip-generate-batch", action="store_true")
     parser.add_argument("--vllm", action="store_true", help="a row for vLLM")
     parser.add_argument("--warmup-steps", type=int, default=900, help="of the tiny policy")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of the seconds")
@@ -194,7 +187,7 @@ def main():
     print(f"{machine}, {torch.get_num_threads()} threads, "
           f"torch {torch.__version__}, transformers {transformers.__version__}; "
           f"{args.questions} questions, {args.repeats} repeats, {args.clock} seconds\n")
-    generate, batched = plain_generate(policy.tokenizer, policy.model)
+    generate = plain_generate(policy.tokenizer, policy.model)
     plain = TurnEngine(policy.tokenizer, generate)
     ours = TransformersEngine(
         policy.model, policy.tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
@@ -211,10 +204,6 @@ def main():
     for workload, expansion in (("chains", "none"), ("tree", "entropy")):
         c = replace(cfg, expansion=expansion)
         rows = compare_engines(engines, policy, split, c, args.repeats)
-        if workload == "chains" and not (args.skip_generate or args.skip_generate_batch):
-            engine = TurnEngine(policy.tokenizer, batched)
-            name = "generate_batch, one call per turn, all questions together (once)"
-            rows.append((name, *rollouts(engine, policy, split, c, args.questions)))
         _, our_tokens, our_seconds = rows[0]
         for name, tokens, seconds in rows:
             speed = tokens / seconds

@@ -3,19 +3,15 @@
     python -m benchmarks.bench_kernels [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
 
 On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream
-gradient, for the heads of Qwen3-0.6B, 4B and 8B. Peers run where they are installed
-(pip install liger-kernel==0.8.5 trl==1.16.0 cut-cross-entropy==25.1.1); a peer that is missing or fails is
-listed with its reason. Each provider sees the full rows (unsampled ones get gradient 0) and the compacted
-ones, providers interleaved, outputs poisoned before the run. Time: CUDA events, median and 20/80
-percentiles. Memory: peak above what the inputs hold. TFLOP/s counts useful work only, 6 N H V of the loss
-rows, recomputation not. Floor: that work at 800 TFLOP/s (H100).
+gradient. Peers run where they are installed (pip install liger-kernel==0.8.5 trl==1.16.0
+cut-cross-entropy==25.1.1); a peer that is missing or fails is listed with its reason. Each provider sees the
+full rows (unsampled ones get gradient 0) and the compacted ones, providers interleaved. Time: median of CUDA
+events. Memory: peak above what the inputs hold.
 
 On a CPU (or with --loss): the turn-level loss as the formula and from sums over turns, against a loop over
 them. Clip decisions flipped against fp64 on both.
 """
 
-import csv
-import itertools
 import math
 import platform
 import subprocess
@@ -32,13 +28,13 @@ import tyro
 from kernels.turn_logprob import matmul_fp32, triton, turn_logprob, turn_sum
 from kernels.turn_loss import turn_loss
 
+CHUNK = 32768  # of the peers that take one: the faster of those tried
 HEADS = {  # (hidden size, vocabulary)
     "qwen3-0.6b": (1024, 151936),
     "qwen3-4b": (2560, 151936),
     "qwen3-8b": (4096, 151936),
     "small": (64, 2048),
 }
-FLOOR_TFLOPS = 800.0
 
 
 # ---------------------------------------------------------------- inputs
@@ -128,33 +124,6 @@ def naive(x, W, target):
     return logprobs.gather(1, target[:, None])[:, 0]
 
 
-class _Chunked(torch.autograd.Function):
-    """Chunks of rows, bf16 logits, recomputed in backward: the plain way to bound memory."""
-
-    @staticmethod
-    def forward(ctx, x, W, target, chunk):
-        ctx.save_for_backward(x, W, target)
-        ctx.chunk = chunk
-        logprobs = []
-        for p, t in zip(x.split(chunk), target.split(chunk), strict=True):
-            logprobs.append(naive(p, W, t))
-        return torch.cat(logprobs)
-
-    @staticmethod
-    def backward(ctx, g):
-        x, W, target = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        dW = torch.zeros(W.shape, dtype=torch.float32, device=W.device)
-        for rows in torch.arange(len(x), device=x.device).split(ctx.chunk):
-            p = (x[rows] @ W.T).float().softmax(-1)
-            minus_one = -torch.ones_like(p[:, :1])
-            p.scatter_add_(1, target[rows, None], minus_one)
-            d = (p * -g[rows, None]).to(x.dtype)
-            dx[rows] = d @ W
-            dW += (d.T @ x[rows]).float()
-        return dx, dW.to(W.dtype), None, None
-
-
 def reason(error):
     """An exception as the table's note: its kind and first line."""
     lines = str(error).splitlines() or [""]
@@ -175,7 +144,6 @@ def providers():
         "ours, nothing kept": nothing_kept,
         "naive bf16": naive,
         "naive bf16, torch.compile": torch.compile(naive, dynamic=False),
-        "chunked torch (1024)": lambda x, W, t: _Chunked.apply(x, W, t, 1024),
     }
 
     def peer(name, load):
@@ -184,41 +152,26 @@ def providers():
         except Exception as error:  # whatever its import raises is the reason that the table gives
             table[name] = reason(error)
 
-    def trl(chunk):
+    def trl():
         from trl.kernels.chunked_logprob import ChunkedLogProbFunction as F
-        return lambda x, W, t: F.apply(x, W, None, t, 1.0, chunk, None, 1.0, ())[0]
+        return lambda x, W, t: F.apply(x, W, None, t, 1.0, CHUNK, None, 1.0, ())[0]
 
     def liger_flce():
         from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as F
         how = (None, None, -100, 0.0, 0.0, "none", None, False, torch.float32)  # dW summed in fp32, as ours
         return lambda x, W, t: -F.apply(x, W, t, *how)[0]
 
-    def liger_scaled():
-        import cutlass  # noqa: F401  (its H100 path needs it)
-        from liger_kernel.ops.fused_linear_scaled_cross_entropy import (
-            LigerFusedLinearScaledCrossEntropyFunction as F,
-        )
-        return lambda x, W, t: -F.apply(x, W, t)
-
-    def liger_fallback():
-        from liger_kernel.ops.fused_linear_scaled_cross_entropy import _FusedLinearPPOFallbackFunction as F
-        return lambda x, W, t: -F.apply(x, W, t, 1.0, -100, False)
-
-    def liger_chunked(chunk):
+    def liger_chunked():
         from liger_kernel.chunked_loss.fused_linear_ppo import _ChunkedSelectiveLogProbFunction as F
-        return lambda x, W, t: F.apply(x, W, t, None, 1.0, chunk)
+        return lambda x, W, t: F.apply(x, W, t, None, 1.0, CHUNK)
 
     def cce():
         from cut_cross_entropy import linear_cross_entropy
         return lambda x, W, t: -linear_cross_entropy(x, W, t, reduction="none").float()
 
-    for chunk in (8192, 32768):
-        peer(f"TRL 1.16 chunked log-prob ({chunk})", lambda chunk=chunk: trl(chunk))
+    peer("TRL 1.16 chunked log-prob", trl)
     peer("Liger fused linear CE", liger_flce)
-    peer("Liger scaled CE (CuTe)", liger_scaled)
-    peer("Liger scaled CE, fallback", liger_fallback)
-    for chunk in (4096, 32768):
-        peer(f"Liger chunked log-prob ({chunk})", lambda chunk=chunk: liger_chunked(chunk))
+    peer("Liger chunked log-prob", liger_chunked)
     peer("cut-cross-entropy", cce)
     return table
 
@@ -233,36 +186,6 @@ def run_once(provider, x, W, target, g):
     loss = (logp * g).sum()
     dx, dW = torch.autograd.grad(loss, (x, W))
     return logp.detach(), dx, dW
-
-
-def count(provider, args):
-    """(kernel launches, host syncs) of one forward and backward."""
-    import warnings
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as trace:
-        run_once(provider, *args)
-        torch.cuda.synchronize()
-    events = trace.key_averages()
-    launches = sum(e.count for e in events if "aunchKernel" in e.key)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run_once(provider, *args)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    syncs = sum("synchroniz" in str(w.message) for w in caught)
-    return launches, syncs
-
-
-def poison():
-    """Fills half of the free memory with bytes 255, NaN in every float dtype, so that what a kernel fails to
-    write is seen."""
-    torch.cuda.empty_cache()  # else the allocator hands out blocks that still hold the last run's results
-    free, _ = torch.cuda.mem_get_info()
-    half = free // 2
-    junk = torch.full((half,), 255, dtype=torch.uint8, device="cuda")
-    del junk
 
 
 def exact(x, W, target, g, chunk=256):
@@ -289,7 +212,7 @@ def exact(x, W, target, g, chunk=256):
     return torch.cat(logp), torch.cat(dx), dW
 
 
-def gpu_inputs(head, rows, fraction, zero):
+def gpu_inputs(head, rows, fraction):
     """({"compacted" or "full": (x, W, target, g)}, which rows were sampled)."""
     H, V = HEADS[head]
     x, W, target = make_rows(rows, H, V, "cuda", torch.bfloat16)
@@ -298,48 +221,38 @@ def gpu_inputs(head, rows, fraction, zero):
     generator = torch.Generator().manual_seed(1)
     sampled = torch.randperm(rows, generator=generator)[:int(rows * fraction)]
     sampled = sampled.sort().values.cuda()
-    mask = torch.zeros(rows, device="cuda").index_fill_(0, sampled, 1.0)
-    mask[sampled[:int(len(sampled) * zero)]] = 0.0                           # advantage zero, or clipped
-    g = g * mask
+    g = g * torch.zeros(rows, device="cuda").index_fill_(0, sampled, 1.0)
     compacted = (x[sampled], W, target[sampled], g[sampled])
     return {"compacted": compacted, "full": (x, W, target, g)}, sampled
 
 
-def bench_gpu(head, rows, fraction, zero, repeats, skip=(), warmup=5):
+def bench_gpu(head, rows, fraction, repeats, warmup=5):
     """Yields the rows of the table for one shape: every provider, with compacted and then with full rows."""
-    inputs, sampled = gpu_inputs(head, rows, fraction, zero)
+    inputs, sampled = gpu_inputs(head, rows, fraction)
     truth = exact(*inputs["compacted"])
-    H, V = HEADS[head]
-    work = 6e-12 * len(sampled) * H * V
     for form, args in inputs.items():
         compared = slice(None) if form == "compacted" else sampled
         found = []
-        live = {}
+        live = []
         for name, provider in providers().items():
-            row = {
-                "head": head, "rows": rows, "loss rows": fraction, "zero": zero,
-                "fed": form, "provider": name,
-            }
+            row = {"provider": name, "fed": form}
             found.append(row)
             if isinstance(provider, str):
                 row["note"] = provider
                 continue
-            if any(s in name for s in skip):
-                row["note"] = "skipped"
-                continue
             try:
                 measure_once(row, provider, args, compared, truth)
-                live[name] = (provider, row, [])
+                live.append((provider, row, []))
             except Exception as error:  # an out-of-memory or a peer's own failure is a result
                 row["note"] = reason(error)
                 torch.cuda.empty_cache()
-        time_interleaved(live, args, warmup, repeats)
-        for provider, row, times in live.values():
-            summarize_times(row, sorted(times), work)
-            try:
-                row["launches"], row["syncs"] = count(provider, args)
-            except Exception as error:
-                row["note"] = f"not counted: {reason(error)}"
+        for i in range(warmup + repeats):
+            for provider, _, times in live:
+                milliseconds = timed(provider, args)
+                if i >= warmup:
+                    times.append(milliseconds)
+        for _, row, times in live:
+            row["ms"] = sorted(times)[repeats // 2]
         yield found
 
 
@@ -349,7 +262,6 @@ def measure_once(row, provider, args, compared, truth):
     torch._dynamo.reset()
     run_once(provider, *args)
     torch.cuda.synchronize()
-    poison()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     logp, dx, dW = run_once(provider, *args)
@@ -372,35 +284,15 @@ def relative(a, b):
     return float(difference.norm() / b.norm())
 
 
-def time_interleaved(live, args, warmup, repeats):
-    """Adds the milliseconds of every repeat to {name: (provider, row, times)}; a provider that fails is taken
-    out, its row says why."""
-    for i in range(warmup + repeats):
-        for name, (provider, row, times) in list(live.items()):
-            try:
-                start = torch.cuda.Event(enable_timing=True)
-                end = torch.cuda.Event(enable_timing=True)
-                start.record()
-                run_once(provider, *args)
-                end.record()
-                torch.cuda.synchronize()
-            except Exception as error:
-                row["note"] = reason(error)
-                del live[name]
-                continue
-            if i >= warmup:
-                times.append(start.elapsed_time(end))
-
-
-def summarize_times(row, times, work):
-    """Fills a row with percentiles of sorted times and the speed of `work` TFLOP."""
-    n = len(times)
-    ms = times[n // 2]
-    row["ms"] = ms
-    row["ms 20%"] = times[n // 5]
-    row["ms 80%"] = times[n * 4 // 5]
-    row["TFLOP/s"] = work / ms * 1e3
-    row["of floor"] = ms / (work / FLOOR_TFLOPS * 1e3)
+def timed(provider, args):
+    """Milliseconds of one forward and backward."""
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    run_once(provider, *args)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
 
 
 # ---------------------------------------------------------------- the loss on any device
@@ -516,8 +408,7 @@ def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
 # ---------------------------------------------------------------- tables
 
 COLUMNS = (
-    "provider", "fed", "ms", "ms 20%", "ms 80%", "TFLOP/s", "of floor", "memory GB",
-    "logp error", "dX error", "dW error", "bit equal", "launches", "syncs", "note")
+    "provider", "fed", "ms", "memory GB", "logp error", "dX error", "dW error", "bit equal", "note")
 
 
 def markdown(rows, columns):
@@ -526,9 +417,7 @@ def markdown(rows, columns):
             return ""
         return f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    lines = []
-    lines.append("| " + " | ".join(columns) + " |")
-    lines.append("|" + "---|" * len(columns))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = [cell(row.get(c)) for c in columns]
         lines.append("| " + " | ".join(cells) + " |")
@@ -537,50 +426,28 @@ def markdown(rows, columns):
 
 def versions():
     command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=Path(__file__).parent)
-        commit = done.stdout.strip()
-    except FileNotFoundError:
-        commit = ""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    device = f"{platform.machine()}, {torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-    else:
-        machine = platform.processor() or platform.machine()
-        device = f"{machine}, {torch.get_num_threads()} threads"
     return (f"{device}; torch {torch.__version__}; triton {triton.__version__ if triton else 'none'}; "
-            f"commit {commit or 'unknown'}")
+            f"commit {done.stdout.strip() or 'unknown'}")
 
 
 @dataclass
 class Args:
     model: tuple[Literal[tuple(HEADS)], ...] = ("qwen3-0.6b", "qwen3-4b", "qwen3-8b")
-    rows: tuple[int, ...] = (8192,)
+    rows: int = 8192
     fraction: tuple[float, ...] = (1.0, .4)  # of rows that the policy sampled
-    zero: tuple[float, ...] = (0.0, .5)      # of those, with upstream gradient 0
     repeats: int = 30
-    skip: tuple[str, ...] = ()  # leave out providers whose names contain one of these
     loss: bool = False          # the loss against the loop, and clip decisions, only
-    out: Path | None = None     # folder for kernels.md and kernels.csv
-
-
-def parse_args():
-    args = tyro.cli(Args, description=__doc__)
-    fractions = all(0 < f <= 1 for f in args.fraction)
-    zeros = all(0 <= z < 1 for z in args.zero)
-    if min(*args.rows, args.repeats) < 1 or not fractions or not zeros:
-        sys.exit("--rows and --repeats at least 1, --fraction above 0 and at most 1, "
-                 "--zero at least 0 and below 1")
-    if any(int(n * f) < 1 for n in args.rows for f in args.fraction):
-        sys.exit("--fraction of --rows leaves no row")
-    return args
+    out: Path | None = None     # folder for kernels.md
 
 
 def main():
-    args = parse_args()
+    args = tyro.cli(Args, description=__doc__)
     cuda = torch.cuda.is_available()
-    text = [versions(), ""]
-    rows = []
+    text = []
 
     def say(line):
         """Prints, and writes what there is so far: a device that dies takes nothing along."""
@@ -589,32 +456,24 @@ def main():
         if args.out:
             args.out.mkdir(parents=True, exist_ok=True)
             (args.out / "kernels.md").write_text("\n".join(text) + "\n")
-            if rows:
-                with open(args.out / "kernels.csv", "w", newline="") as f:
-                    writer = csv.DictWriter(f, ["head", "rows", "loss rows", "zero", *COLUMNS])
-                    writer.writeheader()
-                    writer.writerows(rows)
 
-    print(text[0] + "\n", flush=True)
-    say("Turn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
-    try:
-        found = bench_loss(device="cuda" if cuda else "cpu")
-        say(markdown(found, tuple(found[0])))
-    except ImportError as error:  # of what at2po.py needs; the kernels need none of it
-        say(reason(error))
+    say(versions())
+    say("\nTurn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
+    found = bench_loss(device="cuda" if cuda else "cpu")
+    say(markdown(found, tuple(found[0])))
     say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
     size = dict(device="cuda", V=151936, H=1024) if cuda else {}
     flips = clip_flips(**size)
     say(markdown([flips], tuple(flips)))
-    if cuda and not args.loss:
-        shapes = itertools.product(args.model, args.rows, args.fraction, args.zero)
-        for head, n, fraction, zero in shapes:
-            say(f"\n{head}, {n} rows, {fraction:.0%} of them sampled, {zero:.0%} of those with gradient 0:\n")
-            for found in bench_gpu(head, n, fraction, zero, args.repeats, args.skip):
-                rows += found
-                say(markdown(found, COLUMNS) + "\n")
-    elif not cuda:
+    if not cuda:
         say("\nNo CUDA device: the table of kernels and peers was not measured.")
+    if not cuda or args.loss:
+        return
+    for head in args.model:
+        for fraction in args.fraction:
+            say(f"\n{head}, {args.rows} rows, {fraction:.0%} of them sampled:\n")
+            for found in bench_gpu(head, args.rows, fraction, args.repeats):
+                say(markdown(found, COLUMNS) + "\n")
 
 
 if __name__ == "__main__":
