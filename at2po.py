@@ -638,7 +638,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 # ---------------------------------------------------------------- main
 
-@program(baseline=("loss", "grpo"))
+@program()
 def main(argv=None):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
     cfg = parse_args(argv)
