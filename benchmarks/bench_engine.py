@@ -1,14 +1,14 @@
-"""Engine and update on the embedded world.
+"""Engines on the embedded world.
 
     python -m benchmarks.bench_engine [--questions 16] [--repeats 5] [--vllm] [--clock cpu]
     python -m benchmarks.bench_engine --model smollm2 --max-response 128 --skip-generate --vllm
 
 Generation: the script's own agents (same policy, questions and searches) on our engine, on vLLM (--vllm,
 with the tiny policy that it can run), and on a plain loop that calls model.generate once a turn for everyone
-who waits; as independent chains and as AT2PO's trees. Update: seconds of forward and backward of the same
-trees with and without shared prefixes. Medians of alternating repeats; compare rows, not machines, and on a
-busy machine CPU seconds (--clock cpu, one thread). --model: a folder instead of the tiny policy, on the same
-questions; without a warm-up it writes no tag, so that a chain is one turn of --max-response tokens.
+who waits; as independent chains and as AT2PO's trees. Medians of alternating repeats; compare rows, not
+machines, and on a busy machine CPU seconds (--clock cpu, one thread). --model: a folder instead of the tiny
+policy, on the same questions; without a warm-up it writes no tag, so that a chain is one turn of
+--max-response tokens.
 """
 
 import argparse
@@ -21,9 +21,7 @@ import torch
 import transformers
 
 import at2po
-from common import training
 from common.engine import Generation, TransformersEngine
-from common.model import token_logprobs
 from common.rollout import Policy
 from common.run import Run
 from common.world.splits import world_split
@@ -142,32 +140,6 @@ def compare_engines(engines, policy, split, cfg, repeats):
     return rows
 
 
-def updates(cfg, policy, split):
-    """{"on" or "off": (seconds, packed tokens)} of log-probs, loss and backward over the same trees,
-    shared and plain; {} where there is nothing to learn."""
-    roots = at2po.rollout_trees(policy, split.retriever, split.questions, cfg, 0)
-    at2po.score_trees(roots, split.questions, cfg)
-    for root in roots:
-        at2po.assign_advantages(root, cfg)
-    trajectories = [t for t in at2po.trajectories_of(roots) if t.advantages]
-    if not trajectories:
-        return {}
-    results = {}
-    for share in ("on", "off", "on", "off"):  # the second round counts
-        batches = training.prepare(
-            policy.model, None, trajectories, cfg.micro_tokens, share, cfg.temperature)
-        started = clock()
-        for b in batches:
-            logprobs = token_logprobs(policy.model, b)
-            loss = at2po.policy_loss(logprobs, b, cfg, 100, 1000)[0]
-            loss.backward()
-        seconds = clock() - started
-        tokens = sum(b.tokens for b in batches)
-        results[share] = seconds, tokens
-        policy.model.zero_grad(set_to_none=True)
-    return results
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=16)
@@ -209,18 +181,6 @@ def main():
             speed = tokens / seconds
             ratio = our_tokens / our_seconds / speed
             print(f"| {name} | {workload} | {tokens} | {seconds:.2f} | {speed:.0f} | {ratio:.2f} |")
-    results = updates(cfg, policy, split)
-    if not results:
-        print("\nno update: every tree of this policy has one reward for all its leaves")
-        return
-    shared_seconds, shared_tokens = results["on"]
-    plain_seconds, plain_tokens = results["off"]
-    print("\n| update of the same trees | tokens through the model | seconds |")
-    print("|---|---|---|")
-    print(f"| shared prefixes | {shared_tokens} | {shared_seconds:.2f} |")
-    print(f"| plain batch | {plain_tokens} | {plain_seconds:.2f} |")
-    print(f"\ntoken ratio {plain_tokens / shared_tokens:.2f}, "
-          f"time ratio {plain_seconds / shared_seconds:.2f}")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ cut-cross-entropy==25.1.1); a peer that is missing or fails is listed with its r
 full rows (unsampled ones get gradient 0) and the compacted ones, providers interleaved. Time: median of CUDA
 events. Memory: peak above what the inputs hold.
 
-On a CPU (or with --loss): the turn-level loss as the formula and from sums over turns, against a loop over
-them. Clip decisions flipped against fp64 on both.
+Anywhere: the share of clip decisions that differ from fp64's, for our logits and for logits in bf16.
 """
 
 import math
 import platform
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,8 +23,7 @@ from unittest.mock import patch
 import torch
 import tyro
 
-from kernels.turn_logprob import matmul_fp32, triton, turn_logprob, turn_sum
-from kernels.turn_loss import turn_loss
+from kernels.turn_logprob import matmul_fp32, triton, turn_logprob
 
 CHUNK = 32768  # of the peers that take one: the faster of those tried
 HEADS = {  # (hidden size, vocabulary)
@@ -295,116 +292,6 @@ def timed(provider, args):
     return start.elapsed_time(end)
 
 
-# ---------------------------------------------------------------- the loss on any device
-
-def loop_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids, clip_low, clip_high):
-    """ATPO's loss the way a loop over sequences and turns computes it, with the host reads that such a loop
-    makes."""
-    total = 0.0
-    for b in range(len(logprobs)):
-        rows = response_mask[b].nonzero()[:, 0]
-        terms = torch.zeros((), dtype=logprobs.dtype, device=logprobs.device)
-        for k in range(int(turn_ids[b].max()) + 1):
-            where = (turn_ids[b] == k).nonzero()[:, 0]
-            if where.numel() == 0:
-                continue
-            new = logprobs[b, where]
-            old = old_logprobs[b, where]
-            s = (new - old).mean().detach()
-            log_ratio = s + new - new.detach()
-            ratio = log_ratio.clamp(max=10).exp()
-            clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-            a = advantages[b, where]
-            terms = terms - torch.minimum(ratio * a, clipped * a).sum()
-            float(s)  # logged a turn
-        total = total + terms / rows.numel()
-    return total / len(logprobs)
-
-
-def loss_batch(B, T, turns, device="cpu", dtype=torch.float64, seed=0):
-    """Log-probs, old log-probs, advantages (B, T), mask and turn ids of B sequences of `turns` turns with
-    observations between."""
-    g = torch.Generator().manual_seed(seed)
-    turn_ids = torch.full((B, T), -1)
-    for b in range(B):
-        cuts = torch.randperm(T - 2, generator=g)[:2 * turns] + 1
-        cuts = torch.sort(cuts).values.tolist()
-        for k in range(turns):
-            start, end = cuts[2 * k], cuts[2 * k + 1]
-            turn_ids[b, start:end] = k
-    mask = turn_ids >= 0
-    old = -torch.rand(B, T, generator=g, dtype=dtype) * mask
-    change = 5e-2 * torch.randn(B, T, generator=g, dtype=dtype)
-    new = (old + change) * mask
-    per_turn = torch.randn(B, turns, generator=g, dtype=dtype)
-    advantages = per_turn.gather(1, turn_ids.clamp(min=0)) * mask
-    return [t.to(device) for t in (new, old, advantages, mask, turn_ids)]
-
-
-def loss_and_gradient(loss, logprobs, *others):
-    """(loss, its gradient): the graph is gone on return, so that its end is timed where it belongs."""
-    leaf = logprobs.detach().requires_grad_()
-    value = loss(leaf, *others, 3e-3, 4e-3)
-    gradient = torch.autograd.grad(value, leaf)[0]
-    return value.detach(), gradient
-
-
-def bench_loss(B=64, T=4096, turns=6, device="cpu", repeats=15):
-    """Median seconds of loss and gradient on the same batch, interleaved, and how far each is from the loop
-    over turns (fp64).
-
-    formula: at2po.atpo_loss. turn_loss: kernels/turn_loss.py, with the sums. An untimed call precedes each
-    timed one: caches and memory are its own."""
-    import at2po
-    batch = loss_batch(B, T, turns, device)
-    *_, mask, turn_ids = batch
-    number = torch.arange(B, device=device)[:, None] * turns + turn_ids
-    _, lengths = number[mask].unique_consecutive(return_counts=True)
-    turn_ptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    row = mask.flatten().cumsum(0).view(B, T) - 1
-    gather = torch.where(mask, row, turn_ptr[-1])
-
-    def formula(*args):
-        return at2po.atpo_loss(*args)[0]
-
-    def of_sums(new, old, advantages, mask, turn_ids, *clip):
-        new, old = (turn_sum(x[mask], turn_ptr, "torch") for x in (new, old))
-        return turn_loss(new, old, advantages, mask, gather, turn_ptr, *clip)
-
-    def wait():
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
-
-    losses = {
-        "loop": loop_loss,
-        "formula": formula,
-        "turn_loss": of_sums,
-    }
-    seconds = {name: [] for name in losses}
-    results = {}
-    for _ in range(repeats):
-        for name, loss in losses.items():
-            loss_and_gradient(loss, *batch)
-            wait()
-            started = time.perf_counter()
-            results[name] = loss_and_gradient(loss, *batch)
-            wait()
-            seconds[name].append(time.perf_counter() - started)
-    medians = {name: sorted(times)[repeats // 2] for name, times in seconds.items()}
-    value, gradient = results["loop"]
-    rows = []
-    for name, (other, its_gradient) in results.items():
-        off = (gradient - its_gradient).norm() / gradient.norm()
-        rows.append({
-            "form": name,
-            "seconds": medians[name],
-            "loop / this": medians["loop"] / medians[name],
-            "loss difference": abs(float(value - other)),
-            "gradient difference": float(off),
-        })
-    return rows
-
-
 # ---------------------------------------------------------------- tables
 
 COLUMNS = (
@@ -440,7 +327,6 @@ class Args:
     rows: int = 8192
     fraction: tuple[float, ...] = (1.0, .4)  # of rows that the policy sampled
     repeats: int = 30
-    loss: bool = False          # the loss against the loop, and clip decisions, only
     out: Path | None = None     # folder for kernels.md
 
 
@@ -458,16 +344,12 @@ def main():
             (args.out / "kernels.md").write_text("\n".join(text) + "\n")
 
     say(versions())
-    say("\nTurn-level loss and gradient in fp64, 64 sequences x 4,096 tokens x 6 turns:\n")
-    found = bench_loss(device="cuda" if cuda else "cpu")
-    say(markdown(found, tuple(found[0])))
     say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
     size = dict(device="cuda", V=151936, H=1024) if cuda else {}
     flips = clip_flips(**size)
     say(markdown([flips], tuple(flips)))
     if not cuda:
         say("\nNo CUDA device: the table of kernels and peers was not measured.")
-    if not cuda or args.loss:
         return
     for head in args.model:
         for fraction in args.fraction:

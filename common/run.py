@@ -112,7 +112,7 @@ class Run:
         model, tokenizer = models.load_policy(
             source, lora, precision=cfg.precision, frozen=not trains and not whole,
             gradient_checkpointing="off" if keeps else "auto")
-        say(models.describe(source, model, trains))
+        say(models.describe(source, model))
         if trains and not whole:
             distributed.shard(model)
         policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
