@@ -13,7 +13,7 @@ An engine has five methods, and agents know the first alone:
 There are this one, gpu/vllm_engine.py, and serve/served.py for --policy. This one batches continuously:
 whoever waits joins at the next token, whoever stops leaves, and keys and values of what was read before
 (earlier turns, the common start of siblings) are reused. (transformers' own `generate_batch` takes one seed
-for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
+for the whole batch, and is slower on a CPU: results/notes/speed.md.)
 
 A sample depends on (prompt, seed) alone, up to rounding: one uniform number per token, drawn from the
 request's own seed, picks the token by its cumulative probability, whatever else is in the batch.
