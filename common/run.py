@@ -394,13 +394,6 @@ def page_so_far(folder, how_far):
     write_page(folder.path, how_far)
 
 
-def collect(file, trajectories, questions, rows_of):
-    """--collect: the right trajectories of an evaluation as rows_of(trajectory, question) writes them."""
-    if file:
-        from common.warmup import sharegpt
-        sharegpt.collect(file, trajectories, questions, rows_of)
-
-
 # ---------------------------------------------------------------- a step
 
 def coarsest_precision(cfg):
