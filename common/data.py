@@ -342,11 +342,16 @@ def _tell_apart(questions):
             q.id = f"{q.id}#{met[q.id]}"
 
 
+def shuffled_forever(items, seed):
+    """The items for ever, shuffled anew each epoch."""
+    for epoch in itertools.count():
+        yield from random.Random(f"{seed}/{epoch}").sample(items, len(items))
+
+
 def batch_of_step(items, step, size, seed):
     """The items of training step 1, 2, …: epoch after epoch, each shuffled anew; a resumed run draws what the
     first would have."""
-    shuffled = (random.Random(f"{seed}/{epoch}").sample(items, len(items)) for epoch in itertools.count())
-    forever = itertools.chain.from_iterable(shuffled)
+    forever = shuffled_forever(items, seed)
     return list(itertools.islice(forever, (step - 1) * size, step * size))
 
 
