@@ -733,7 +733,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
 
 # ---------------------------------------------------------------- main
 
-@program(baseline=("stage", "grpo"))
+@program()
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
     cfg = parse_args(argv)

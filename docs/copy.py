@@ -33,7 +33,7 @@ PIECES = {
         ("chat.py", "import functools\nimport re",
          {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode"}),
         ("tree.py", f"import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n{DATACLASS}",
-         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
+         {"common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
           "at2po.py": TREE}),
     ],
     "logprobs": [
@@ -51,7 +51,8 @@ PIECES = {
          {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
     ],
     "mygo": [
-        ("turns.py", "", {"common/turns.py": "*"}),
+        ("turns.py", f"import hashlib\n{DATACLASS}",
+         {"common/rollout.py": "Turn Outcome Trajectory question_seeds stable_seed"}),
         ("mygo.py", "", {
             "docs/copies/mygo_own.py": "*",
             "mygo_mujica.py": "next_threshold attempts sample select mini_batches mle_loss",
@@ -63,7 +64,7 @@ PIECES = {
          "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
          "from dataclasses import dataclass, replace\n\nimport torch\n"
          "from own import log_policy, offers, path_reward, state_batches",
-         {"common/of_askit/evidence.py": "SUBMIT", "common/turns.py": "stable_seed", "askit.py": PATHS}),
+         {"common/of_askit/evidence.py": "SUBMIT", "common/rollout.py": "stable_seed", "askit.py": PATHS}),
     ],
     "gae": [("gae.py", "import torch", {"omne_r1.py": "gae"})],
     "weighted_loss": [

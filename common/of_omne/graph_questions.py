@@ -21,7 +21,7 @@ from common import data, flags, splits
 from common.files import RunError, read_json, read_jsonl, say, write_json, write_jsonl
 from common.formats import fingerprint
 from common.graphs.kg_tools import LocalTools, make_tools
-from common.turns import stable_seed
+from common.rollout import stable_seed
 from common.warmup import sharegpt
 
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
