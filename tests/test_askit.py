@@ -725,20 +725,13 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
 
 
 @pytest.mark.parametrize("flags, left_now, missing", [
-    ("--stage supervised", "", "coarse"),
-    ("--stage ppo", "coarse", "supervised"),
-    ("--stage qap", "coarse supervised", "ppo"),
-    ("--stage eval", "coarse", "ppo"),
-    ("--stage sqg", "coarse ppo", "qap"),
-    ("--stage ask", "", "coarse"),
-    ("--ask Who?", "", "coarse"),
-    ("--stage all", "", ""),                         # it makes them itself
-    ("--stage ppo --checkpoint DIR", "coarse", ""),
+    ("--stage supervised", "", "coarse"), ("--stage ppo", "coarse", "supervised"),
+    ("--stage qap", "coarse supervised", "ppo"), ("--stage eval", "coarse", "ppo"),
+    ("--stage sqg", "coarse ppo", "qap"), ("--stage ask", "", "coarse"), ("--ask Who?", "", "coarse"),
+    ("--stage all", "", ""), ("--stage ppo --checkpoint DIR", "coarse", ""),  # made, or named, by itself
     # a stage's own checkpoint stands only for the policy that it began with
-    ("--stage supervised --resume", "", "coarse"),
-    ("--stage qap --resume", "coarse", "ppo"),
-    ("--stage sqg --resume", "coarse qap", "ppo"),
-    ("--stage ppo --resume", "coarse", ""),
+    ("--stage supervised --resume", "", "coarse"), ("--stage qap --resume", "coarse", "ppo"),
+    ("--stage sqg --resume", "coarse qap", "ppo"), ("--stage ppo --resume", "coarse", ""),
 ])
 def test_a_missing_earlier_stage_is_refused_before_anything_is_read(
         tmp_path, monkeypatch, flags, left_now, missing):
@@ -802,40 +795,33 @@ def test_qap_and_sqg_run_with_the_real_t5_tokenizer(whole, tmp_path):
         shutil.rmtree(whole / f"real-{stage}")
 
 
-@pytest.fixture
-def own(tmp_path):
-    """own(train, dev, flags): askit.main with an encoder of one's own on these questions."""
+def test_any_encoder_with_new_heads_learns_from_labelled_questions_of_a_file(tmp_path, capsys):
     for part in tiny_encoders.tiny_bert("encoder"):
         part.save_pretrained(tmp_path / "encoder")
 
-    def main(train, dev, *flags):
-        (tmp_path / "train.json").write_text(json.dumps(train))
-        (tmp_path / "dev.json").write_text(json.dumps(dev))
-        askit.main([*SMALL, "--encoder", str(tmp_path / "encoder"), "--fine-layers", "1", "--out",
-                    str(tmp_path), "--data", str(tmp_path / "train.json"), "--eval-data",
-                    str(tmp_path / "dev.json"), *flags])
+    def own(train, dev, *flags):
+        files = tmp_path / "train.json", tmp_path / "dev.json"
+        for file, questions in zip(files, (train, dev), strict=True):
+            file.write_text(json.dumps(questions))
+        named = ["--encoder", tmp_path / "encoder", "--data", files[0], "--eval-data", files[1]]
+        askit.main([*SMALL, *map(str, named), "--out", str(tmp_path), "--fine-layers", "1",
+                    "--precision", "bf16", *flags])
+        return " ".join(capsys.readouterr().out.split())
 
-    return main
-
-
-def test_any_encoder_with_new_heads_learns_from_labelled_questions_of_a_file(own, tmp_path, capsys):
     made = world.make_world("train", questions=12, distractors="linked").questions
     made[2]["context"][0][1].append("film " * 2000)
     bare = [q | {"supporting_facts": []} for q in made]
     train, dev = [*bare[:2], *made[2:8]], [*made[8:10], *bare[10:]]
-    given = ["--coarse-steps", "1", "--supervised-steps", "1", "--steps", "1", "--group-size", "2"]
-    own(train, dev, *given, "--precision", "bf16")
-    said = capsys.readouterr().out
+    said = own(train, dev, "--coarse-steps", "1", "--supervised-steps", "1", "--steps", "1")
     for words in ("coarse: 1 of .*--max-tokens 508", "submit: 1 of", "train: 2 questions without labelled",
                   "dev: 2 questions without labelled"):
-        assert re.search(words, " ".join(said.split())), words
+        assert re.search(words, said), words
     folder = tmp_path / "askit/encoder-train-seed0-ppo"
     config = told(checkpoint.find(folder / "checkpoint") / "action/config.json")
     assert config["num_hidden_layers"] == 1 and config["architectures"] == ["BertForNextSentencePrediction"]
     assert abs(rows(folder)[0]["train/first_ratio"] - 1) < .05
     assert told(folder / "eval_dev.json")["summary"]["n"] == 2
-    own(train, dev, "--precision", "bf16", "--ask", bare[10]["question"])   # without labels it can be asked
-    assert "submit" in capsys.readouterr().out
+    assert "submit" in own(train, dev, "--ask", bare[10]["question"])   # without labels it can be asked
     bad = [made[7] | {"supporting_facts": [["Title"]]}]
     for questions, name, words in ((train, "", "seed0-coarse.* (exists|--resume)"),
                                    (bare[:8], "x", "labelled"),
