@@ -339,6 +339,12 @@ def test_batches_and_the_cache_change_no_score(tiny, monkeypatch):
     apart = [askit.policy_of(policy, [s])[0] for s in reversed(states)][::-1]
     for (a, x), (b, y) in zip(together, apart, strict=True):
         assert a == b and x == approx(y, abs=1e-5) and sum(map(math.exp, x)) == approx(1, abs=1e-5)
+    losses = []
+    for micro_tokens in (200, 16384):
+        cfg = replace(CFG, micro_tokens=micro_tokens)
+        passes = list(askit.supervised_losses(policy, cases, cfg, random.Random(0)))
+        losses.append(sum(loss.item() for loss, *_ in passes))
+    assert len(passes) == 1 and losses[0] == approx(losses[1], rel=1e-4)
 
 
 def train(start, cases, rows, monkeypatch, lr, **settings):
