@@ -60,9 +60,10 @@ PIECES = {
     ],
     "askit": [
         ("own.py", "", {"docs/copies/askit_own.py": "*"}),
+        ("training.py", "import torch", {"common/training.py": "loss_stats"}),
         ("askit.py",
          "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
-         "from dataclasses import dataclass, replace\n\nimport torch\n"
+         "from dataclasses import dataclass, replace\n\nimport torch\nimport training\n"
          "from own import log_policy, offers, path_reward, state_batches",
          {"common/of_askit/evidence.py": "SUBMIT", "common/rollout.py": "stable_seed", "askit.py": PATHS}),
     ],
