@@ -233,6 +233,10 @@ def parse_tool_call(text):
     if len(text) > MAX_CALL:
         raise Fault("too long", f"a call may have {MAX_CALL:,} characters, this one has {len(text):,}")
     text = text.strip()
+    if text.startswith(("`", "~~~")):  # a fenced or listed call is no right format: it is only told apart
+        raise Fault("not a call", "expected a call without a code fence around it: leave out the ` signs")
+    if text.startswith("["):
+        raise Fault("not a call", "expected one call and not a list: leave out the square brackets")
     read = json_call if text.startswith("{") else python_call
     tool, given = read(text)
     signature = ARGUMENTS[tool]
@@ -270,7 +274,8 @@ def python_call(text):
         raise Fault("not a call", "expected one call and nothing else")
     signature = ARGUMENTS[tool]
     if len(call.args) > len(signature):
-        raise Fault("unknown argument", f"expected {len(signature)} arguments, not {len(call.args)}")
+        noun = "argument" if len(signature) == 1 else "arguments"
+        raise Fault("unknown argument", f"expected {len(signature)} {noun}, not {len(call.args)}")
     given = list(zip(signature, call.args))
     given += [(keyword.arg, keyword.value) for keyword in call.keywords]
     return tool, [(name, getattr(node, "value", None)) for name, node in given]  # a literal's, else a node
@@ -280,14 +285,26 @@ def json_call(text):
     """As python_call. Llama and the authors' code call the arguments "parameters"; OpenAI's are JSON in a
     text, perhaps under "function"."""
     try:
-        call = json.loads(text, strict=False)
+        call = json.loads(text, strict=False, object_pairs_hook=once_each)
         call = call.get("function", call)
+        if "arguments" in call and "parameters" in call:
+            raise Fault("repeated argument", "arguments and parameters are both given")
         given = call.get("arguments", call.get("parameters", {}))
         if isinstance(given, str):
-            given = json.loads(given, strict=False)
+            given = json.loads(given, strict=False, object_pairs_hook=once_each)
         return known_tool(call["name"]), given.items()
     except (ValueError, KeyError, AttributeError, RecursionError):
-        raise Fault("not a call", 'expected {"name": …, "arguments": {…}}') from None
+        raise Fault("not a call", 'expected one {"name": …, "arguments": {…}} and nothing else') from None
+
+
+def once_each(pairs):
+    """The dict of a JSON object. A key that is given twice is a Fault: json would keep its last value."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise Fault("repeated argument", f"{name[:60]} is given twice")
+        found[name] = value
+    return found
 
 
 def known_tool(name):
