@@ -120,6 +120,7 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
     ('{"name": "node_info", "arguments": "{"}', "not a call"),
     (r'{"name": "node_info", "arguments": "[\"a\"]"}', "not a call"),
     ('{"function": "node_info", "arguments": {"node_name": "a", "graph_type": "b"}}', "not a call"),
+    ('{"function": 7}', "not a call"),
     ('{"name": "search", "arguments": {}}', "unknown tool"),
     ('{"name": ["node_info"], "arguments": {}}', "unknown tool"),
     ('{"name": "node_info", "arguments": {"query": "a"}}', "unknown argument"),
