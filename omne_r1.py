@@ -716,8 +716,7 @@ def thoughts(question, seed=0):
     """A thought before each call along a question's path and one before the answer, in the ready wordings
     (their words are in the appendix)."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
-    start = question.evidences[0][0]
-    said = [rng.choice(STARTS).format(subject=start)]
+    said = [rng.choice(STARTS).format(subject=question.evidences[0][0])]
     known = ""
     for head, relation, tail in question.evidences:
         plan = rng.choice(PLANS).format(relation=relation, subject=head)

@@ -4,7 +4,6 @@ tools in the loop, every stage at tiny sizes."""
 import itertools
 import json
 import math
-import random
 import re
 import types
 from contextlib import nullcontext
@@ -45,18 +44,8 @@ def tools(small_world):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """The tiny policy's, without its warm-up."""
-    taken = {}
-    patch = pytest.MonkeyPatch()
-
-    def note(recipe, words, tags, *_, **__):
-        taken.update(words=words, tags=tags)
-
-    patch.setattr(tiny, "tiny_policy", note)
-    omne_r1.tiny_policy(CFG)
-    patch.undo()
-    from common import world
-    return tiny.tiny_tokenizer([*world.vocabulary(), *taken["words"]], taken["tags"])
+    """The tiny policy's."""
+    return models.load_tokenizer(str(tiny.START / "omne_r1-plain"))
 
 
 @pytest.fixture(scope="module")
@@ -185,45 +174,7 @@ def test_the_rewards_of_stages_1_and_3(turns, answer, first, third):
     assert (omne_r1.first_reward(done), omne_r1.third_reward(done)) == pytest.approx((first, third))
 
 
-# ---- GAE
-
-
-MASK = torch.tensor([[0, 1, 1, 0, 0, 1, 0, 1, 0]]).bool()
-
-
-def test_advantages_are_whitened_over_the_step():
-    """Two trajectories of two tokens, rewards 1 and 0, V = 0, gamma = lam = 1: raw advantages 1, 1, 0, 0."""
-    made = [Trajectory("q", [5], [Turn([6, 7], [-1.0, -1.0], "eos", "")], reward) for reward in (1.0, 0.0)]
-    batch = rollout.collate(made)
-    batch.old_logprobs, batch.values = batch.rollout_logprobs, torch.zeros(batch.input_ids.shape)
-    omne_r1.assign_credit([batch], omne_r1.replace(CFG, gamma=1.0, lam=1.0))
-    assert batch.returns[batch.response_mask].tolist() == [1, 1, 0, 0]
-    credit = calls.credit_of([batch], 1.0, 1.0)
-    assert list(credit) == [(id(t), 0) for t in made]
-    first = credit[id(made[0]), 0]
-    assert first["value"] == 0 and first["advantage"] == pytest.approx(1, abs=1e-4)
-    assert first["how"][0].endswith("A = return - V = 1.000 - (0.000) = 1.000")
-
-
-def test_gae_across_two_observations_by_hand():
-    """Sampled tokens at 1, 2, 5, 7; gamma .9, lambda .5; what stands elsewhere must not be read."""
-    rewards = torch.tensor([[9., 0., .1, 9., 9., 0., 9., 1., 9.]])
-    values = torch.tensor([[7., .5, .4, 7., 7., .3, 7., .2, 7.]])
-    d7 = 1 - .2
-    d5 = 0 + .9 * .2 - .3
-    d2 = .1 + .9 * .3 - .4
-    d1 = 0 + .9 * .4 - .5
-    a7 = d7
-    a5 = d5 + .45 * a7
-    a2 = d2 + .45 * a5
-    a1 = d1 + .45 * a2
-    advantages, returns = omne_r1.gae(rewards, values, MASK, .9, .5)
-    expected = torch.tensor([[0, a1, a2, 0, 0, a5, 0, a7, 0]])
-    assert torch.allclose(advantages, expected)
-    assert torch.allclose(returns, torch.where(MASK, expected + values, 0.0))
-
-
-# ---- PPO on small problems
+# ---- PPO
 
 
 def test_the_papers_setting_is_that_of_the_authors_script():
@@ -259,27 +210,17 @@ def learned(model, tokenizer, cfg, sampled, steps=1):
 PPO = omne_r1.replace(CFG, lr=3e-3, head_lr=3e-2, kl_coef=0.0, mini_batch=16, group_size=1)
 
 
-def test_a_bandit_is_solved_and_its_value_learned(policy_folder, tokenizer):
-    """One-turn trajectories whose single token is drawn from the policy; the first of two is paid for."""
-    model = models.load_model(policy_folder)
-    arms = tokenizer.convert_tokens_to_ids(["yes", "no"])
-    prompt = tokenizer("Who is it ?")["input_ids"]
-    rng = random.Random(0)
-    shares = []
-
-    def sampled():
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
-        chances = [math.exp(logits[a]) for a in arms]
-        shares.append(chances[0] / sum(chances))
-        done = []
-        for arm in rng.choices(arms, chances, k=16):
-            turn = Turn([arm], [float(logits[arm])], "", "")
-            done.append(Trajectory("q", prompt, [turn], float(arm == arms[0]), info=omne_r1.Result()))
-        return done
-
-    rows = learned(model, tokenizer, PPO, sampled, 60)
-    assert shares[-1] > .9 and rows[-1]["train/value_loss"] < .1
+def test_the_page_says_how_an_advantage_came_about():
+    """Two trajectories of two tokens, rewards 1 and 0, V = 0, gamma = lam = 1: raw advantages 1, 1, 0, 0."""
+    made = [Trajectory("q", [5], [Turn([6, 7], [-1.0, -1.0], "eos", "")], reward) for reward in (1.0, 0.0)]
+    batch = rollout.collate(made)
+    batch.old_logprobs, batch.values = batch.rollout_logprobs, torch.zeros(batch.input_ids.shape)
+    omne_r1.assign_credit([batch], CFG)
+    credit = calls.credit_of([batch], 1.0, 1.0)
+    assert list(credit) == [(id(t), 0) for t in made]
+    first = credit[id(made[0]), 0]
+    assert first["value"] == 0 and first["advantage"] == pytest.approx(1, abs=1e-4)
+    assert first["how"][0].endswith("A = return - V = 1.000 - (0.000) = 1.000")
 
 
 @pytest.mark.parametrize("grad_clip", [.5, 1e9])  # with a clip the loss's scale is lost
@@ -606,42 +547,38 @@ def test_the_prompt_of_a_real_tokenizer(qwen):
 
 
 def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world):
-    rows = graphs.path_questions(small_world, "film", 12, 0)
     questions = []
-    for row in rows:
+    for row in graphs.path_questions(small_world, "film", 12, 0):
         facts = [(h, graphs.spoken(r), small_world.facts[h, r]) for h, r in row["plan"]]
-        questions.append(asked(row["answer"], hops=row["hops"], evidences=facts))
-    place = data.Split("train", questions, tools)
-    made = omne_r1.template_rows(CFG, place)
-    for row, question in zip(made, questions):
+        questions.append(data.Question(
+            row["_id"], row["question"], [row["answer"]], type="film", hops=row["hops"], evidences=facts))
+    made = omne_r1.template_rows(CFG, data.Split("train", questions, tools))
+    by_id = {question.id: question for question in questions}
+    assert len(made) > 6
+    for row in made:
         said = [m["value"] for m in row["conversations"] if m["from"] == "gpt"]
-        question = next(q for q in questions if q.answers[0] == row["golden_answer"])
-        done, _ = play(tokenizer, said, tools, question)
+        done, _ = play(tokenizer, said, tools, by_id[row["id"]])
         assert done.info.em == 1 and done.info.problem == "" and is_standard(done)
-        assert [t.observation for t in done.turns[:-1]] == [
-            m["value"] for m in row["conversations"] if m["from"] == "observation"]
         # what is learned from the file is what would have been sampled
         read = omne_r1.conversation_of(tokenizer, row, "on")
-        assert [t.ids for t in read.turns] == [t.ids for t in done.turns]
-        assert [t.observation_ids for t in read.turns] == [t.observation_ids for t in done.turns]
+        assert [(t.ids, t.observation_ids) for t in read.turns] == [
+            (t.ids, t.observation_ids) for t in done.turns]
         bare = omne_r1.conversation_of(tokenizer, row, "off")
         assert all("<think>" not in t.text for t in bare.turns)
 
 
 def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call(tokenizer):
-    p = omne_r1
-    for slot in (p.FILLERS, p.PLANS, p.FOUND, p.STARTS, p.ENDS):
+    for slot in (omne_r1.FILLERS, omne_r1.PLANS, omne_r1.FOUND, omne_r1.STARTS, omne_r1.ENDS):
         assert len(set(slot)) == len(slot) >= 10
     path = [["Emma Marsh", "spouse", "Boris Reed"], ["Boris Reed", "place of birth", "Little Acacia"]]
-    tokens = {"entity_matcher": [0, 0], "node_info": [0, 0]}
-    for number in range(200):
-        question = asked(id=str(number), evidences=path)
-        calls = omne_r1.template_calls(question)
-        for call, thought in zip(calls, omne_r1.thoughts(question)):
-            for i, text in enumerate((thought, omne_r1.written(call))):
-                tokens[call.tool][i] += len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    for thought, call in tokens.values():
-        assert 1.7 < thought / call < 2.4
+
+    def tokens(texts):
+        return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+
+    questions = [asked(id=str(number), evidences=path) for number in range(200)]
+    calls = [omne_r1.written(call) for q in questions for call in omne_r1.template_calls(q)]
+    thoughts = [thought for q in questions for thought in omne_r1.thoughts(q)[:-1]]
+    assert 1.7 < tokens(thoughts) / tokens(calls) < 2.4
 
 
 def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):
@@ -666,22 +603,20 @@ def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(token
 
 def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(tools, monkeypatch, tmp_path):
     questions = [asked(id=str(i)) for i in range(300)]
-    calls, interrupted = [], []
+    kinds = [played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin"), played("x " + MATCH, ANSWER)]
+    batches = []
 
     def rollouts(policy, tools, batch, cfg, *seed):
-        kinds = [played(MATCH, NODE, ANSWER), played(MATCH, ANSWER, answer="Torin"),
-                 played("x " + MATCH, ANSWER)]
-        if len(calls) == 1 and not interrupted:
-            interrupted.append(batch)
+        batches.append([q.id for q in batch])
+        if len(batches) == 2:
             raise KeyboardInterrupt
-        calls.append([q.id for q in batch])
         return [kinds[int(q.id) % 3] for q in batch]
 
     monkeypatch.setattr(omne_r1, "rollouts", rollouts)
     engine = types.SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
-    place = data.Split("train", questions, tools)
 
-    def sampled():
+    def sampled(questions=questions):
+        place = data.Split("train", questions, tools)
         return omne_r1.sampled_rows(CFG, Policy(None, None, engine), place, tmp_path / "sampled.jsonl")
 
     with pytest.raises(KeyboardInterrupt):
@@ -690,17 +625,18 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     assert len(made) == 100 and {int(row["id"]) % 3 for row in made} == {0}
     said = [m["value"] for m in made[0]["conversations"]]
     assert said == ["Who is it?", MATCH, "seen", NODE, "seen", ANSWER]
-    played_ids = [i for ids in calls for i in ids]
-    assert interrupted and sorted(played_ids) == sorted(q.id for q in questions)  # none anew
+    whole = batches[0] + [i for batch in batches[2:] for i in batch]
+    assert sorted(whole) == sorted(q.id for q in questions)  # none anew
     (tmp_path / "sampled.jsonl").unlink()
-    assert sampled() == made  # in the order of the questions, whatever was cut
-    place.questions.clear()
-    assert sampled() == []
+    assert sampled() == made and sampled([]) == []  # in the order of the questions, whatever was cut
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     """Qwen2.5's tokenizer splits the tags, and merges them with what stands beside them."""
     tokenizer = models.load_tokenizer(str(qwen))
+    ids = omne_r1.encode_turn(tokenizer, "<think> a <|im_end|> b </think> <answer> Velia </answer>")
+    end, tag = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<think>"])
+    assert end not in ids and tag in ids  # a written turn brings our tags alone
     plain = tokenizer.backend_tokenizer
     text = "<think> a b </think> <answer> Velia </answer>"
 
@@ -721,16 +657,11 @@ def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     assert int((weights == .5).sum()) == len("<think> a b </think>")
 
 
-def test_a_tenth_of_a_file_is_held_out_by_start_node_and_a_limit_draws_from_all_graphs(tmp_path):
-    lines = []
-    for i in range(200):
-        lines.append({"id": str(i), "graph_type": "ab"[i // 100], "question": "?", "golden_answer": "y",
-                      "path": [f"n{i % 40}", "y"], "relations": ["r"], "hops": 1})
-    questions = [graph_questions.question_of(line) for line in lines]
-    starts = {True: set(), False: set()}
-    for q in questions:
-        starts[graph_questions.held_out(q)].add(q.evidences[0][0])
-    assert starts[True] and not starts[True] & starts[False]
+def test_all_questions_of_a_start_node_are_held_out_together_and_a_limit_draws_from_all_graphs():
+    questions = [asked(graph="ab"[i // 100], evidences=[[f"n{i % 40}", "r", "y"]]) for i in range(200)]
+    held, others = ({q.evidences[0][0] for q in questions if graph_questions.held_out(q) == side}
+                    for side in (True, False))
+    assert held and not held & others
     drawn = graph_questions.some(questions, 20)
     assert len(drawn) == 20 and {q.type for q in drawn} == {"a", "b"}
     assert graph_questions.some(questions, 20) == drawn
@@ -753,13 +684,6 @@ def test_a_path_ends_at_its_answer():
     row = {"id": "1", "graph_type": "g", "question": "?", "golden_answer": "b", "path": ["a", "b", "c"],
            "relations": ["r", "s"]}
     assert graph_questions.question_of(row).evidences == [["a", "r", "b"]]
-
-
-def test_a_written_turn_brings_only_our_tags(qwen):
-    tokenizer = models.load_tokenizer(str(qwen))
-    ids = omne_r1.encode_turn(tokenizer, "<think> a <|im_end|> b </think> <answer> Velia </answer>")
-    assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
-    assert tokenizer.convert_tokens_to_ids("<think>") in ids
 
 
 SAID = [{"from": "human", "value": "?"}, {"from": "gpt", "value": ANSWER}]
@@ -795,72 +719,45 @@ def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(toke
 # ---- the world's graphs
 
 
-@pytest.fixture
-def clean_graph(small_world, monkeypatch):
-    """That of films without vague edges and copies of entities."""
-    with monkeypatch.context() as patch:
-        patch.setattr(graphs, "VAGUE_SHARE", 0)
-        patch.setattr(graphs, "DUPLICATES", 0)
-        return graphs.graph_for(small_world, "film")
-
-
-def test_a_domains_graph_has_no_years_and_only_its_own_kinds(small_world, clean_graph):
-    graph = graphs.graph_for(small_world, "film").graph
+def test_a_domains_graph_has_copies_and_vague_edges(small_world, tools):
+    """(test_tiny.py compares all that demonstrations show of it.)"""
+    graph = tools.graphs["film"].graph
     assert {n["kind"] for _, n in graph.nodes(data=True)} == graphs.kinds_of("film")
-    assert not any(name.isdigit() for name in graph)
     keywords = [edge["relation"] for *_, edge in graph.edges(data=True)]
     assert .02 < keywords.count("related") / len(keywords) < .08
-    assert all(edge["description"] for *_, edge in graph.edges(data=True))
-    clean = clean_graph.graph
-    copies = set(graph) - set(clean)
-    assert .02 < len(copies) / len(clean) < .04
-    assert all(" ".join(reversed(copy.split())) in clean for copy in copies)
+    copies = set(graph) - set(small_world.kinds)
+    assert .02 < len(copies) / len(graph) < .04
+    assert all(" ".join(reversed(copy.split())) in graph for copy in copies)
 
 
-def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(small_world, clean_graph):
-    made = clean_graph
+def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(small_world, monkeypatch):
+    monkeypatch.setattr(graphs, "VAGUE_SHARE", 0)
+    monkeypatch.setattr(graphs, "DUPLICATES", 0)
+    made = graphs.graph_for(small_world, "film")
     assert made.graph.graph["directed"] is False
     assert all(first < second for first, second in made.graph.edges())
+    for name in made.graph:  # forward goes the way of the world's facts
+        facts = {(name, graphs.spoken(r), t) for (h, r), t in small_world.facts.items() if h == name}
+        assert set(graphs.forward(made, name)) == {fact for fact in facts if fact[2] in made}
     mother = next((h, t) for (h, r), t in small_world.facts.items() if r == "mother")
-    child, parent = mother
     for at, other in (mother, mother[::-1]):
         assert (at, "mother", other) in made.facts(at)
-    assert (child, "mother", parent) in graphs.forward(made, child)
-    assert (parent, "mother", child) not in graphs.forward(made, parent)
+    child, parent = mother
     shown = kg_tools.LocalTools({"film": made}).search([kg_tools.Call("node_info", child, "film", "")])[0]
     both = " | mother | ".join(sorted(mother))
     assert re.search(rf"\d+\. {both}: (Her|His) mother is {parent}\.", shown)
 
 
-def test_the_way_forward_is_the_worlds_facts(small_world, clean_graph):
-    made = clean_graph
-    for name in made.graph:
-        facts = {(name, graphs.spoken(r), t) for (h, r), t in small_world.facts.items() if h == name}
-        assert set(graphs.forward(made, name)) == {fact for fact in facts if fact[2] in made}
-
-
-def test_graphs_and_questions_are_the_same_every_time(small_world):
-    one, two = (graphs.graph_for(small_world, "music").graph for _ in range(2))
-    assert list(one.edges(data=True)) == list(two.edges(data=True))
-    first, again = (graphs.path_questions(small_world, "music", 5, 0) for _ in range(2))
-    assert first == again
-
-
 @pytest.mark.slow
 def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_path):
-    cfg = omne_r1.parse_args([])
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
-    def shares(split, domains):
-        place = graph_questions.world_task(cfg, tmp_path, split, domains, cfg.per_graph)
-        needed = [{relation for _, relation, _ in q.evidences} & rare for q in place.questions]
-        each = [sum(relation in found for found in needed) / len(needed) for relation in rare]
-        return sum(map(bool, needed)) / len(needed), max(each)
+    def share(split, domains):
+        place = graph_questions.world_task(CFG, tmp_path, split, domains, CFG.per_graph)
+        return rollout.mean(bool({edge[1] for edge in q.evidences} & rare) for q in place.questions)
 
-    in_training, commonest = shares("train", graph_questions.TRAINED_DOMAINS)
-    assert .01 < in_training < .02 and 0 < commonest < .01
-    in_test, _ = shares("test", graphs.DOMAINS)
-    assert .08 < in_test < .12
+    assert .01 < share("train", graph_questions.TRAINED_DOMAINS) < .02
+    assert .08 < share("test", graphs.DOMAINS) < .12
 
 
 # ---- every stage
@@ -1093,10 +990,7 @@ def test_the_system_prompt_is_the_papers():
     def plain(text):
         return re.sub(r"[\s\\{}#]|```\w*", "", text)
 
-    paper = Path(__file__).parents[2] / "shared/papers/omne_r1.md"
-    if not paper.exists():
-        pytest.skip("needs the paper's text")
-    printed = plain(paper.read_text())
+    printed = plain(sample("../papers/omne_r1.md").read_text(encoding="utf-8"))
     tools = [line for line in omne_r1.SYSTEM.splitlines() if line.startswith('{"type"')]  # "{{ graph_type }}"
     assert len(tools) == 2
     text = omne_r1.SYSTEM.replace("{graph_type}", "cs")
@@ -1105,19 +999,18 @@ def test_the_system_prompt_is_the_papers():
         assert plain(line) in printed, line
 
 
-def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out(tokenizer, tools):
-    class Cut:
+def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out():
+    class Shows:
+        def __init__(self, *answers):
+            self.answers = answers
+
         def search(self, calls, k):
-            return [said.replace("Torin", "…") for said in tools.search(calls, k)]
+            return self.answers
 
     known = asked("Torin", evidences=[["Velia", "director", "Torin"]])
-    whole, cut = (data.Split("train", [known], tool) for tool in (tools, Cut()))
-    calls = omne_r1.template_calls(known)
-    assert not omne_r1.path_is_shown(known, calls, Cut().search(calls, 3))
-    assert omne_r1.template_rows(CFG, cut) == []
-    shown = [f"1. Entity: {call.node_name}" for call in calls[1:]] + ["Torin --director--"]
-    assert omne_r1.path_is_shown(known, calls, shown)
-    assert whole.questions == cut.questions
+    for last, rows in (("Velia | director | Torin", 1), ("Velia | director | …", 0)):
+        place = data.Split("train", [known], Shows("1. Entity: Velia", last))
+        assert len(omne_r1.template_rows(CFG, place)) == rows
 
 
 def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_path, monkeypatch, capsys):

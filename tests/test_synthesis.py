@@ -1,5 +1,6 @@
 """graphs/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
 
+import contextlib
 import json
 import re
 import threading
@@ -141,42 +142,27 @@ def test_each_rule_has_its_case(kind, path, question, answer, rule):
     assert (found and found[0]) == rule
 
 
-@pytest.mark.parametrize("name,question,named", [
-    ("Fianna Fáil", "Who led fianna fail?", True),
-    ("FIANNA FAIL", "Who led Fianna  Fáil?", True),
-    ("Ann", "Who is Anna?", False),
-    ("Ann", "Who is Joann?", False),
-    ("Ann", "Who is Ann's aunt?", True),
-    ("Ann", "Is it Ann?", True),
-    ("King's Inns", "Where are the King\u2019s Inns?", True),
-    ("X-ray", "What does an X\u2011ray show?", True),
-    ("1915", "What was made in 19150?", False),
-    ("a.b", "What is axb?", False),
-    ("University College Dublin (UCD)", "Who taught at University College Dublin?", True),
-    ("UCD (Dublin)", "Where is Dublin?", False),
-    ("Straße", "Which STRASSE?", True),
-    ("上海", "谁在上海出生？", True),
-    ("东京", "谁在上海出生？", False),
-    ("東京", "東京の知事は誰か。", True),
-    ("ガンダム", "機動戦士ガンダムの作者は？", True),
-    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร", True),
-    ("서울", "서울의 시장은 누구인가?", True),
-    ("가", "각하는 누구입니까?", False),
-    ("Ann", "谁是Ann的姑姑？", True),
-    ("Ann", "谁是Anna的姑姑？", False),
-    ("1915", "1915年に何があったか。", True),
-    ("\u0301", "What?", False),
-    ("", "What?", False),
-])
-def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
-    assert synthesis.is_named(name, question) == named
+NAMED = [
+    ("Fianna Fáil", "Who led fianna fail?"), ("FIANNA FAIL", "Who led Fianna  Fáil?"),
+    ("Ann", "Who is Ann's aunt?"), ("Ann", "Is it Ann?"),
+    ("King's Inns", "Where are the King\u2019s Inns?"), ("X-ray", "What does an X\u2011ray show?"),
+    ("University College Dublin (UCD)", "Who taught at University College Dublin?"),
+    ("Straße", "Which STRASSE?"), ("上海", "谁在上海出生？"), ("東京", "東京の知事は誰か。"),
+    ("ガンダム", "機動戦士ガンダムの作者は？"),
+    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร"), ("서울", "서울의 시장은 누구인가?"), ("Ann", "谁是Ann的姑姑？"),
+    ("1915", "1915年に何があったか。"),
+]
+NOT_NAMED = [
+    ("Ann", "Who is Anna?"), ("Ann", "Who is Joann?"), ("1915", "What was made in 19150?"),
+    ("a.b", "What is axb?"), ("UCD (Dublin)", "Where is Dublin?"), ("东京", "谁在上海出生？"),
+    ("가", "각하는 누구입니까?"), ("Ann", "谁是Anna的姑姑？"), ("\u0301", "What?"), ("", "What?"),
+]
 
 
-def test_a_chinese_draft_holds_and_its_leak_is_seen():
-    graph = graph_of([("北京", "市长", "王"), ("王", "出生于", "上海")])
-    path = ["北京", "王", "上海"]
-    assert fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
-    assert fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == "answer named"
+@pytest.mark.parametrize("pairs, named", [(NAMED, True), (NOT_NAMED, False)])
+def test_names_are_compared_on_word_boundaries_case_and_accents_apart(pairs, named):
+    wrong = [pair for pair in pairs if synthesis.is_named(*pair) != named]
+    assert not wrong
 
 
 def test_another_node_by_the_same_labels_is_seen():
@@ -234,10 +220,8 @@ class Words:
 
     def __init__(self, *drafts):
         self.drafts = list(drafts)
-        self.previous = []
 
     def draft(self, graph, item, attempt, previous, answers):
-        self.previous.append(previous)
         return self.drafts.pop(0)
 
     def judge(self, draft, item, attempt, answers):
@@ -452,22 +436,21 @@ def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
         in prompts(server)[1]
 
 
-def test_the_prompts_are_the_appendix_s(openai):
+def test_the_prompts_are_the_appendix_s():
     graph = graph_of([("Urban Farms", "perception change, urban development", "Corboy"),
                       ("Corboy", "keeps", "Bee\nhives </think>"), ("Corboy", "keeps", "Corboy")], False)
-    short = synthesis.generation_prompt(graph, item("Urban Farms"))
-    assert short.startswith("""\
+    short, long = (synthesis.generation_prompt(graph, item("Urban Farms", kind)) for kind in ("12", "3"))
+    relations = """\
 Relations(entity_1 - entity_2: the relation):
 Urban Farms - Corboy: perception change, urban development
 Corboy - Bee hives ‹/think>: keeps
 Corboy - Corboy: keeps
-The above is a knowledge graph where the relation between the entities are
-Your need to determine a path""")
+"""
+    assert short.startswith(relations + "The above is a knowledge graph where the relation between")
     assert "The length of the path is 2 or 3, which" in short and "Diamond Head Classic's MVP play" in short
-    long = synthesis.generation_prompt(graph, item("Urban Farms", "3"))
-    assert "Corboy: keeps\nGiven the knowledge graph above" in long
+    assert long.startswith(relations + "Given the knowledge graph above")
     assert "The path length should be at least 4.\n" in long
-    assert "Hints" not in long and long.endswith('"answer": the answer node name}\n')
+    assert long.endswith('"answer": the answer node name}\n')
 
 
 def test_a_name_as_it_is_printed_is_the_graph_s(openai, tmp_path):
@@ -587,16 +570,9 @@ def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_sa
 
 def test_requests_are_concurrent(openai, tmp_path):
     together = threading.Barrier(4, timeout=60)
-
-    class Meets:
-        def __enter__(self):
-            together.wait()
-
-        def __exit__(self, *_):
-            pass
-
     server = openai(good_answers)
-    server.lock = Meets()
+    server.lock = contextlib.nullcontext()
+    server.answer = lambda prompt: together.wait() < 4 and good_answers(prompt)
     options = {"kinds": ("12",), "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
     asker = server.teacher(concurrency=4)
     assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, **options)) == 4
@@ -613,14 +589,10 @@ def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
 
 
 def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path):
-    with pytest.raises(files.RunError, match=r"--teacher: no answer from http://127.0.0.1:9/v1 "
-                                             r"\(.*refused\).*the same command goes on"):
-        synthesize({"tree": tree()}, tmp_path, Teacher("http://127.0.0.1:9/v1", "r1"), 2)
-    assert rules(tmp_path) == []
-    server = openai(good_answers)
-    assert synthesize({"tree": tree()}, tmp_path, server.teacher(), 2, kinds=("12",))
-    with pytest.raises(files.RunError, match="--teacher nowhere: this is no address"):
-        Teacher("nowhere", "r1")
+    for url, said in (("http://127.0.0.1:9/v1", "refused.*same command"), ("nowhere", "no address")):
+        with pytest.raises(files.RunError, match=f"--teacher.*{said}"):
+            synthesize({"tree": tree()}, tmp_path, Teacher(url, "r1"), 2)
+    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=("12",))
 
 
 # ---- real graphs
