@@ -67,16 +67,6 @@ def test_names_that_differ_in_quotes_alone_are_two_entities(tmp_path):
         ('"Heroes"', "recorded in", "Berlin"), ("Heroes", "set in", "Kansas")]
 
 
-def test_the_entity_matcher_finds_misspelt_names():
-    graph = kg.KnowledgeGraph.from_triples(TRIPLES)
-    found = graph.entity_matcher("Ada Addler")
-    assert [f["name"] for f in found][:2] == ["Ada Adler", "Abel Adler"] and len(found) == 4
-    assert all(0 <= f["score"] <= 1.0001 for f in found) and found[0]["score"] > found[1]["score"]
-    assert len(graph.entity_matcher("Ada", k=1)) == 1
-    assert graph.entity_matcher("Pale Tower", 1)[0]["score"] == pytest.approx(1)
-    graph.entity_matcher("", 2), graph.entity_matcher("(((", 2)
-
-
 GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
 
 

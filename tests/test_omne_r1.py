@@ -369,7 +369,7 @@ def test_packed_and_fast_paths_have_the_same_loss_and_gradient(policy_folder, to
     examples = [conversation(tokenizer, *said) for said in CONVERSATIONS.values()]
     found = []
     for share, fast in ((False, False), (True, False), (True, True)):
-        batch = rollout.collate([*examples, examples[0]], share_prefixes=share)
+        batch = rollout.collate([examples[0], *examples], share_prefixes=share)
         weights = weights_of(tokenizer, batch, .1)
         model = models.load_model(policy_folder)
         if fast:

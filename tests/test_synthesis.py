@@ -228,15 +228,6 @@ class Words:
         return True, ""
 
 
-def test_the_order_of_the_work_is_the_same_round_by_round():
-    names = list("abcdefgh")
-    items = list(synthesis.items_of("cs", "3", names, 2))
-    assert [item.id for item in items] == [f"cs-3-{number}" for number in range(16)]
-    order = [item.seed_node for item in items]
-    assert order[:8] == order[8:] != names == sorted(order[:8])
-    assert [item.round for item in items] == [0] * 8 + [1] * 8
-
-
 def root_question(*steps, words="Which node below Root?"):
     return Draft(["Root", *steps], words, steps[-1])
 
