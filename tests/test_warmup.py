@@ -360,7 +360,7 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     cfg = omne_r1.Config(model=str(small), warmup_data=write(tmp_path / "c.jsonl", [row]), warmup_steps=2,
                          data="x", out=str(tmp_path), name="a")
-    source = omne_r1.base_weights(cfg)
+    source = omne_r1.start_weights(cfg, "eval")
     before, after = (models.load_model(f).state_dict() for f in (small, source))
     assert any(not torch.equal(before[k], after[k]) for k in before)
 
