@@ -47,7 +47,7 @@ from common.of_askit import encoders, evidence, page, plumbing
 from common.of_askit.encoders import SEP, TASK
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
-from common.run import Run, program, stages, timed
+from common.run import Run, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -1030,7 +1030,8 @@ def main(argv=None):
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         run_stage(run, cases, evals)
     page.show_table(plumbing.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
 

@@ -58,7 +58,7 @@ from common.kg import one_line
 from common.of_omne import calls, graph_questions
 from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, stages, timed
+from common.run import Run, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -988,7 +988,8 @@ def main(argv=None):
     if cfg.stage == "rl" and not cfg.checkpoint:
         left_by_sft(cfg)  # refuses where stage 2 is missing
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         run_stage(run, asked[run.name][0], task, evals)
     from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(asked))

@@ -137,7 +137,7 @@ class Run:
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals. steps: of a run without stages, which first says what will happen."""
+        for each split of evals. steps: of a run without stages, which first tells what will happen."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
         if steps is not None:
@@ -289,13 +289,6 @@ def say_what_was_read(rows, tokenizer):
         if row["answer"]:
             seen = f"{row['question']} {observed}"
             row["copied"] = float(metrics.stands_in([row["answer"]], seen))
-
-
-def stages(cfg, runs, total):
-    """The Runs of a program's stages; says what will happen. cfg: the program's; a stage may have settings of
-    its own. total: steps."""
-    tell(cfg, total)
-    return runs
 
 
 # ---------------------------------------------------------------- engines
