@@ -11,10 +11,10 @@ one by one, until it submits what it has. Models learn one after the other, a st
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
 There is no critic: b(s) is the mean return of other searches through s. A is not normalised, there is no
-entropy term and no KL, and one pass over the paths. The reward is F1, +1 if exact.
+entropy term and no KL, and there is one pass over the paths. The reward is F1, +1 if exact.
 
     states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
-    candidates       coarse_losses, candidates   PPO           ppo_loss, train
+    candidates       coarse_losses, offers       PPO           ppo_loss, train
     policy           log_policy, policy_of       questions     sub_question_rows, forced_questions
     searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
@@ -30,9 +30,9 @@ Where paper, code and ours differ: docs/differences.md. Numbers reached: results
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -40,14 +40,14 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import checkpoint, data, flags, metrics, training
-from common.files import Progress, read_json, say
+from common import data, flags, metrics, training
+from common.files import Progress, say
 from common.guards import STEP, UPDATE
-from common.of_askit import encoders, evidence, page
+from common.of_askit import encoders, evidence, page, plumbing
 from common.of_askit.encoders import SEP, TASK
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
-from common.run import Run, program, stages, timed
+from common.run import Run, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -78,15 +78,13 @@ class Config(flags.Flags):
 
     # ---- coarse stage
     coarse_steps: int = 60000       # updates | sec. 4.3.2
-    coarse_batch: int = 24          # states an update | sec. 4.3.2
+    coarse_batch: int = 24          # states per update | sec. 4.3.2
     coarse_lr: float = 1e-6         # learning rate after warm-up, half a cosine to 0 | sec. 4.3.2
     coarse_warmup: int = 10000      # updates of linear warm-up | sec. 4.3.2
-    # wrong sentences in a training state: round(Exponential(rate)) | authors' code
-    noise_rate: float = 2.0
 
     # ---- supervised stage
     supervised_steps: int = 80000   # updates | authors' code
-    supervised_batch: int = 8       # states an update | authors' code
+    supervised_batch: int = 8       # states per update | authors' code
     supervised_lr: float = 1e-6     # learning rate after warm-up, half a cosine to 0 | authors' code
     supervised_warmup: int = 15000  # updates of linear warm-up | authors' code
     # other actions of a training state: the coarse stage's candidates, or random sentences (authors' code)
@@ -99,17 +97,15 @@ class Config(flags.Flags):
     # of these, held out for a validation loss; the world makes them beyond --limit | sec. 4.1; number ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
-    questions_per_step: int = 1     # questions a step | ours
-    group_size: int = 6             # paths sampled a question | ours
+    questions_per_step: int = 1     # questions per step | ours
+    group_size: int = 6             # paths sampled per question | ours
     mini_batch: int = 6             # "batch size 6", here of paths | sec. 4.3.3
     lr: float = 1e-6                # learning rate; constant is ours | sec. 4.3.3
     clip: float = .2                # half width of the clip window | sec. 4.3.3
-    gamma: float = 1.0              # discount of F1 an action; the paper gives no value | authors' code
+    gamma: float = 1.0              # discount of F1 per action; the paper gives no value | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    baseline_rollouts: int = 4      # at least so many other paths a state; missing ones are sampled | ours
-    weight_decay: float = .01       # of matrices
-    grad_clip: float = 1.0          # largest norm of the gradient
-    micro_tokens: int = 16384       # tokens a forward pass; memory only
+    baseline_rollouts: int = 4      # at least so many other paths per state; missing ones are sampled | ours
+    micro_tokens: int = 16384       # tokens per forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
     correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
     # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
@@ -118,7 +114,7 @@ class Config(flags.Flags):
     # ---- asking
     qap_steps: int = 26250          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
     sqg_steps: int = 17500          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
-    question_batch: int = 16        # rows an update | authors' code
+    question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
     # evidence from which qap's T5 writes the target question: found so far (paper), or still missing (ours)
@@ -142,28 +138,31 @@ PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
 
 # ---------------------------------------------------------------- states
 #
-# A Case (common/of_askit/evidence.py) is a question with its sentences: texts, facts (their names in the
-# score), gold (numbers of the labelled ones), gold_facts (all labelled ones, those that are not there too),
-# and for the models token ids and frozen vectors.
+# A Case (common/of_askit/evidence.py) is a question with its sentences: texts; facts, their names in the
+# score; gold, the numbers of the labelled ones; gold_facts, all labelled ones, those out of reach too; and
+# for the models token ids and frozen vectors.
 #
 #     state    (case, moves)
 #     moves    the numbers of the sentences taken, in their order
 #     action   a sentence's number, or SUBMIT
 
 def state_ids(pair_tokenizer, case, moves):
-    """Ids of the question and of what was found behind it, <sep> between (sec. 3.1.1)."""
+    """Ids of the question and of the evidence behind it, <sep> between (sec. 3.1.1)."""
     question, sentences = case.tokens[pair_tokenizer.name]
     return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
-def training_state(case, rng, noise_rate, complete):
+NOISE_RATE = 2.0  # authors' code
+
+
+def training_state(case, rng, complete):
     """The sentences of a made-up state (sec. 3.1.1): some gold in random order, and wrong ones among it.
     complete: all gold may be there; then the right action is to submit."""
     gold = sorted(case.gold)
     most = len(gold) if complete else max(0, len(gold) - 1)
     taken = rng.sample(gold, rng.randint(0, most))
     wrong = [i for i in range(len(case.texts)) if i not in case.gold]
-    noise = min(round(rng.expovariate(noise_rate)), len(wrong))
+    noise = min(round(rng.expovariate(NOISE_RATE)), len(wrong))  # most often none
     for i in rng.sample(wrong, noise):
         taken.insert(rng.randint(0, len(taken)), i)
     return tuple(taken)
@@ -172,30 +171,29 @@ def training_state(case, rng, noise_rate, complete):
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
 def coarse_loss(scores, gold_places):
-    """- mean over the missing gold of log p, of one state. scores: of all sentences that are not taken, and
-    perhaps of another question's."""
+    """- mean over the missing gold of log p, of one state. scores: of the sentences that are not taken, and
+    of another question's."""
     return -scores.log_softmax(0)[gold_places].mean()
 
 
 def coarse_losses(encoder, cases, cfg, rng):
     """An update of the coarse stage; see `supervise`. The encoder learns which sentences are missing from a
-    state, among the question's other ones and those of another question. The sentences' vectors stay as they
-    are: only the state's encoder learns."""
+    state."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
     for case in batch:
-        taken = training_state(case, rng, cfg.noise_rate, complete=False)
+        taken = training_state(case, rng, complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
         texts.append(state_ids(encoder.pair_tokenizer, case, taken))
-    vectors = encoder.encode(texts)  # (n, H), not normalised: the norm is the temperature
+    vectors = encoder.encode(texts)  # (n, H), with gradient; not normalised: the norm is the temperature
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
-        gold_places = [place for place, i in enumerate(left) if i in case.gold]
-        corpus = case.vectors[left]
+        gold_places = [place for place, i in enumerate(left) if i in case.gold]  # label 1; all others 0
+        corpus = case.vectors[left]  # frozen: only the state's encoder learns
         if other is not case:
-            corpus = torch.cat([corpus, other.vectors])
+            corpus = torch.cat([corpus, other.vectors])  # more wrong ones, as in the authors' code
         scores = corpus.to(vector.device) @ vector  # (left + other's,)
         losses.append(coarse_loss(scores, gold_places))
         hits += int(scores.argmax()) in gold_places
@@ -203,38 +201,38 @@ def coarse_losses(encoder, cases, cfg, rng):
 
 
 @torch.no_grad()
-def candidates(policy, states):
-    """[sentence numbers] of each state: the best that are not yet taken, best first."""
-    new = [s for s in dict.fromkeys(states) if s not in policy.coarse_cache]
-    queries = [state_ids(policy.encoder.pair_tokenizer, *state) for state in new]
-    vectors = policy.encoder.encode_all(queries)
-    for (case, moves), vector in zip(new, vectors, strict=True):
+def offers(policy, states):
+    """[actions] beside submitting in each state: the best sentences that are not yet taken, best first. A
+    state that is full offers none."""
+    queries = [state_ids(policy.encoder.pair_tokenizer, *state) for state in states]
+    vectors = policy.encoder.encode_all(queries)  # (n, H)
+    offered = []
+    for (case, moves), vector in zip(states, vectors, strict=True):
         gone = case.closed | set(moves)  # closed: empty, except in asked_case
+        k = min(policy.cfg.candidates, len(case.texts) - len(gone))
+        if len(moves) >= policy.cfg.max_evidence:
+            k = 0
         scores = case.vectors @ vector  # (sentences,)
         scores[list(gone)] = -torch.inf
-        k = min(policy.cfg.candidates, len(case.texts) - len(gone))
-        policy.coarse_cache[case, moves] = scores.topk(k).indices.tolist()
-    return [policy.coarse_cache[s] for s in states]
+        offered.append(scores.topk(k).indices.tolist())
+    return offered
 
 
 # ---------------------------------------------------------------- fine policy (sec. 3.1.2)
 
 @dataclass
 class Policy:
-    """The fine policy, and what a search needs besides.
-
-    Two caches by state. cache: (actions, log-probs), until forget(). coarse_cache: the candidates, kept over
-    updates, since their encoder is frozen, but for searches with a sub-question."""
+    """The fine policy, and what a search needs besides. Its cache holds (actions, log-probs) of the states
+    seen since forget()."""
 
     model: encoders.Together  # .action and .submit: what is trained and saved
-    encoder: encoders.Encoder
+    encoder: encoders.Encoder  # of the coarse stage, frozen
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
     asker: encoders.Writer | None = None  # of qap and sqg
 
     def __post_init__(self):
-        self.coarse_cache = {}
         self.forget()
 
     @property
@@ -242,28 +240,14 @@ class Policy:
         return self.action_tokenizer.tokenizer
 
     def forget(self):
-        """After an update."""
+        """After an update, and before what is sampled with it."""
         self.cache = {}
-        for case, moves in list(self.coarse_cache):
-            if case.closed:  # another sub-question will be asked
-                del self.coarse_cache[case, moves]
-
-
-def offers(policy, states):
-    """[actions] beside submitting in each state; a state that is full offers none."""
-    found = []
-    for (_, moves), actions in zip(states, candidates(policy, states), strict=True):
-        if len(moves) >= policy.cfg.max_evidence:
-            actions = []
-        found.append(actions)
-    return found
 
 
 def log_policy(policy, rows):
     """(n, 1 + k) log pi of submitting and of the actions offered, of rows (state, actions, …); -inf where a
-    row offers fewer.
-
-    A next-sentence model scores (state, sentence). A question-answering model scores submitting."""
+    row offers fewer. A next-sentence model scores (state, sentence), a question-answering model submitting.
+    """
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), actions, *_) in enumerate(rows):
@@ -273,17 +257,17 @@ def log_policy(policy, rows):
         if taken:
             evidence_ids = submit.joined(taken, staying=0)  # the oldest may go: none of them is the question
         submit_pairs.append((question, evidence_ids))
-        state = state_ids(action, case, moves)
+        state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
         _, texts = case.tokens["action"]
         for column, a in enumerate(actions, 1):
             action_pairs.append((state, texts[a]))
             places.append((n, column))
     device = policy.model.action.device
     most = max(len(actions) for _, actions, *_ in rows)
-    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)
+    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)  # p = 0 of what is not offered
     with encoders.autocast(policy.model.action, policy.cfg.precision):
         out = policy.model.submit(**submit.batch(submit_pairs, device))
-        if action_pairs:
+        if action_pairs:  # none where all states are full
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
@@ -291,7 +275,7 @@ def log_policy(policy, rows):
     # of these two logits, to compare with a sentence's one
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
-    return logits.log_softmax(-1)
+    return logits.log_softmax(-1)  # one softmax over both models' logits
 
 
 def state_batches(rows, cfg):
@@ -330,7 +314,7 @@ def supervised_states(policy, cases, cfg, rng):
     candidate, so that one action is right."""
     states = []
     for case in cases:
-        taken = training_state(case, rng, cfg.noise_rate, complete=True)
+        taken = training_state(case, rng, complete=True)
         states.append((case, taken[:cfg.max_evidence - 1]))  # (a full state offers nothing)
     rows = []
     for (case, moves), actions in zip(states, offers(policy, states), strict=True):
@@ -341,7 +325,7 @@ def supervised_states(policy, cases, cfg, rng):
             actions = rng.sample(left, min(cfg.candidates, len(left)))
         if missing and not missing & set(actions):
             actions = [*actions[:-1], rng.choice(sorted(missing))]
-        right = [a in missing for a in actions]
+        right = [a in missing for a in actions]  # perhaps several: the loss sums over all of them
         rows.append(((case, moves), actions, [not missing, *right]))
     return rows
 
@@ -349,7 +333,7 @@ def supervised_states(policy, cases, cfg, rng):
 def supervised_loss(logp, correct):
     """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2). logp (n, 1 + k); correct
     (n, 1 + k) bool."""
-    return -logp.masked_fill(~correct, 0.0).sum() / len(logp)
+    return -logp.masked_fill(~correct, 0.0).sum() / len(logp)  # filled: -inf times 0 would be nan
 
 
 def supervised_losses(policy, cases, cfg, rng):
@@ -357,13 +341,13 @@ def supervised_losses(policy, cases, cfg, rng):
     submit when none is missing."""
     batch = rng.choices(cases, k=cfg.supervised_batch)
     rows = supervised_states(policy, batch, cfg, rng)
-    for part in state_batches(rows, cfg):
+    for part in state_batches(rows, cfg):  # forward passes, for memory alone
         logp = log_policy(policy, part)  # (n, 1 + k)
         _, _, right = zip(*part, strict=True)
         right = encoders.padded(right, False, logp.device)
         likeliest = logp.argmax(1)
         hits = right[range(len(part)), likeliest].sum()
-        loss = supervised_loss(logp, right) * len(part) / len(rows)
+        loss = supervised_loss(logp, right) * len(part) / len(rows)  # the mean is over the whole batch
         yield loss, len(part), int(hits)
 
 
@@ -378,8 +362,8 @@ class SearchPath:
 
     case: "evidence.Case"
     moves: tuple = ()  # sentence numbers, and in forced_questions the texts of sub-questions
-    given: int = 0  # moves that it began with
-    logprobs: tuple = ()  # of each action
+    given: int = 0  # moves that it began with: not its own actions
+    logprobs: tuple = ()  # of each action, of the weights that chose it
     done: bool = False
     reward: float = 0.0  # once it is done
 
@@ -398,16 +382,16 @@ class SearchPath:
     @property
     def actions(self):
         """Sentence numbers, ASK and SUBMIT."""
-        found = []
+        own = []
         for move in self.moves[self.given:]:
-            found.append(ASK if isinstance(move, str) else move)
+            own.append(ASK if isinstance(move, str) else move)
         if self.done:
-            found.append(SUBMIT)
-        return tuple(found)
+            own.append(SUBMIT)
+        return tuple(own)
 
     @property
     def logprob(self):
-        """log p of the whole path."""
+        """log p(tau), a sum over actions (sec. 3.1.2)."""
         return sum(self.logprobs)
 
     def after(self, move, logprob):
@@ -419,11 +403,8 @@ class SearchPath:
 
     def states(self):
         """The state before each action."""
-        found = []
-        for t in range(len(self.actions)):
-            before = self.moves[:self.given + t]
-            found.append((self.case, before))
-        return found
+        ends = range(self.given, self.given + len(self.actions))
+        return [(self.case, self.moves[:end]) for end in ends]
 
 
 def finish_paths(policy, paths, choose):
@@ -431,8 +412,8 @@ def finish_paths(policy, paths, choose):
     open states of all paths are scored in one call."""
     paths = list(paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
-        found = policy_of(policy, [paths[n].state for n in running])
-        for n, (actions, logprobs) in zip(running, found, strict=True):
+        choices = policy_of(policy, [paths[n].state for n in running])
+        for n, (actions, logprobs) in zip(running, choices, strict=True):
             i = choose(n, actions, logprobs)
             paths[n] = paths[n].after(actions[i], logprobs[i])
     return rewarded(policy, paths)
@@ -445,14 +426,14 @@ def sample_from(policy, starts, seeds, sampling="policy"):
     def draw(n, actions, logprobs):
         chances = [math.exp(x) for x in logprobs]
         if sampling == "authors":
-            chances = [math.exp(p / 2) for p in chances]
+            chances = [math.exp(p / 2) for p in chances]  # (`choices` divides by their sum)
         return draws[n].choices(range(len(actions)), chances)[0]
 
     return finish_paths(policy, starts, draw)
 
 
 def sample_paths(policy, cases, size, *seed, sampling="policy"):
-    """`size` paths a question; a path depends on its own seed alone."""
+    """`size` paths per question; a path depends on its own seed alone."""
     starts, seeds, times = [], [], Counter()
     for case in cases:
         for _ in range(size):
@@ -477,20 +458,19 @@ def beam_search(policy, cases, width):
 
 
 def grow_beams(policy, cases, width):
-    """The last hypotheses of each question, likeliest first. They begin as one and are distinct, since each
-    has another parent or another last move. Those that ended compete with those that go on, by log p(tau)
-    without length normalisation."""
+    """The last hypotheses of each question, likeliest first. They begin as one and stay distinct, since each
+    has another parent or another last move."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
-        found = policy_of(policy, [p.state for p in running])
-        grown_from = {}
-        for p, (actions, logprobs) in zip(running, found, strict=True):
-            grown_from[p] = [p.after(a, x) for a, x in zip(actions, logprobs, strict=True)]
+        choices = policy_of(policy, [p.state for p in running])
+        children = {}
+        for p, (actions, logprobs) in zip(running, choices, strict=True):
+            children[p] = [p.after(a, x) for a, x in zip(actions, logprobs, strict=True)]
         for n, beam in enumerate(beams):
             grown = []
             for p in beam:
-                grown += grown_from.get(p, [p])  # one that has ended stays
-            grown.sort(key=lambda p: -p.logprob)
+                grown += children.get(p, [p])  # one that has ended competes with those that go on
+            grown.sort(key=lambda p: -p.logprob)  # log p(tau), without length normalisation
             beams[n] = grown[:width]
     return beams
 
@@ -500,7 +480,8 @@ def grow_beams(policy, cases, width):
 def path_reward(case, moves, cfg, t=0):
     """R_t of action t, 0 being the first after the question: gamma^(T - t) F1 + bonus EM. T: actions,
     submitting counted."""
-    em, f1, _, _ = evidence_scores(case, [m for m in moves if isinstance(m, int)])
+    taken = [m for m in moves if isinstance(m, int)]
+    em, f1, _, _ = evidence_scores(case, taken)  # of the set: its order does not count
     discount = cfg.gamma ** (len(moves) + 1 - t)
     return discount * f1 + cfg.bonus * em
 
@@ -542,55 +523,49 @@ def baselines(policy, paths, least, *seed):
                 continue
             case, moves = p.states()[depth]
             key = same_state(case, moves)
-            others = len(through[key]) - 1
+            others = len(through[key]) - 1  # b(s) must not depend on the action taken: without p itself
             for k in range(least - others):
-                starts.setdefault((key, k), SearchPath(case, moves, len(moves)))
+                starts.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
         seeds = []
         for (_, k), start in starts.items():
             texts = sorted(map(str, start.moves))
-            own = start.case.question.id, *texts, k
-            seeds.append(stable_seed(*seed, "baseline", *own))
+            seeds.append(stable_seed(*seed, "baseline", start.case.question.id, *texts, k))
         for p in sample_from(policy, starts.values(), seeds):
             note(p)
-    found = []
+    values = []
     for p in paths:
-        values = []
+        of_states = []
         for state in p.states():
             others = [value for q, value in through[same_state(*state)] if q is not p]
-            values.append(sum(others) / len(others))
-        found.append(values)
-    return found
+            of_states.append(sum(others) / len(others))
+        values.append(of_states)
+    return values
 
 
 def advantages_of(policy, paths, cfg, *seed):
-    """A_t = R_t - b(s_t) of every action of every path."""
-    found = []
+    """A_t = R_t - b(s_t) of every action of every path; not normalised."""
+    advantages = []
     values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
     for p, of_states in zip(paths, values, strict=True):
         both = zip(returns_of(p, cfg), of_states, strict=True)
-        found.append([value - baseline for value, baseline in both])
-    return found
+        advantages.append([value - baseline for value, baseline in both])
+    return advantages
 
 
 # ---------------------------------------------------------------- update (sec. 3.1.2)
 
 def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     """- sum_t min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), mean over paths; all (actions,). Returns (loss,
-    stats)."""
+    stats). num_paths: of the whole mini-batch, where this is a part of it."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
-    loss = -objective.sum() / num_paths
+    loss = -objective.sum() / num_paths  # a sum over a path's actions, as printed: a long path weighs more
     above = (ratio > 1 + clip) & (advantages > 0)
     below = (ratio < 1 - clip) & (advantages < 0)
-    return loss, {
-        "tokens": len(ratio),
-        "clipped_tokens": int((above | below).sum()),
-        "kl_sum": float(-log_ratio.detach().sum()),
-        "ratio_sum": float(ratio.detach().sum()),
-        "ratio_max": float(ratio.detach().max()),
-    }
+    everywhere = torch.ones_like(ratio, dtype=torch.bool)  # every action was the policy's own
+    return loss, training.loss_stats(log_ratio, above | below, everywhere, ratio)
 
 
 def actions_taken(policy, paths, advantages):
@@ -603,7 +578,7 @@ def actions_taken(policy, paths, advantages):
     for p, of_actions in zip(paths, advantages, strict=True):
         for state, action, old, advantage in zip(
                 p.states(), p.actions, p.logprobs, of_actions, strict=True):
-            actions, _ = policy.cache[state]  # submitting is column 0
+            actions, _ = policy.cache[state]  # submitting is column 0: log_policy puts it there
             rows.append((state, actions[1:], actions.index(action), old, advantage))
     return rows
 
@@ -614,75 +589,82 @@ METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
 
 
 def train(run, policy, cases):
-    """PPO: sample paths, credit their actions, update once per mini-batch of paths."""
+    """A step of PPO: sample paths, credit their actions, update once per mini-batch of paths."""
     cfg = run.cfg
-    optimizer = training.make_optimizer(policy.model, cfg.lr, cfg.weight_decay)
+    # AdamW with weight decay .01; gradients are clipped at norm 1 | ours
+    optimizer = training.make_optimizer(policy.model, cfg.lr)
     order = stable_seed(cfg.seed, "order")
     for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
         with timed(row, "time/rollout"):
-            # 1. sample paths to their ends; 2. score what they end with (p.reward)
+            # 1. sample paths to their ends, with the current weights; each has its reward then
             drawn = data.batch_of_step(cases, step, cfg.questions_per_step, order)
             paths = sample_paths(policy, drawn, cfg.group_size, cfg.seed, "ppo", step)
-            # 3. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
-            advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
-        row |= page.path_metrics(paths)
-        returned = [returns_of(p, cfg) for p in paths]
-        credit = [list(zip(*both, strict=True)) for both in zip(returned, advantages, strict=True)]
-        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, credit)
 
-        # 4. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
-        # 5. an update a mini-batch; at the paper's sizes one a step, where r = 1
+            # 2. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
+            advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
+
+        # 3. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
+        # 4. update, once per mini-batch; at the paper's sizes one per step, where r = 1
         meter = training.Meter()
         for begin in range(0, len(paths), cfg.mini_batch):
             end = begin + cfg.mini_batch
             mini = paths[begin:end]
             rows = actions_taken(policy, mini, advantages[begin:end])
-            for part in state_batches(rows, cfg):  # forward passes: memory only
+            for part in state_batches(rows, cfg):  # forward passes, for memory alone: gradients add up
                 _, _, columns, old, credit = zip(*part, strict=True)
-                logp = log_policy(policy, part)[range(len(part)), columns]  # (n,)
+                logp = log_policy(policy, part)[range(len(part)), columns]  # (n,); no dropout: r begins at 1
                 old, credit = torch.tensor([old, credit], device=logp.device)
                 loss, stats = ppo_loss(logp, old, credit, len(mini), cfg.clip)
                 loss.backward()
                 meter.add(loss, stats)
-            norm = training.clip_gradient(policy.model, cfg.grad_clip)
+            norm = training.clip_gradient(policy.model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
-        policy.forget()
-        row |= meter.means()
+
+        row |= meter.means() | page.path_metrics(paths)
+        returns = [returns_of(p, cfg) for p in paths]
+        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, returns, advantages)
+        policy.forget()  # its scores are those of weights that are gone
 
 
 # ---------------------------------------------------------------- the supervised stages' loop
 
-EVERY = 25  # updates a step of the log, and of a validation loss
+EVERY = 25  # updates per step of the log, and per validation loss
 VALIDATED = 4  # batches of a validation loss
-
 
 PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
 
 
-def supervise(run, learner, rows, held_out):
+def supervise(run, learner, losses, rows, held_out):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
 
-    rows: training questions or rows; LOSSES[stage] draws a batch from them and yields, per forward pass,
-    (loss, choices, how many of them right). held_out: others for the validation loss, perhaps none. The rng
-    depends on the update alone, so that a stopped run goes on as if it had not been."""
+    rows: training questions or rows; losses(learner, rows, cfg, rng) draws a batch from them and yields, per
+    forward pass, (loss, choices, how many of them right). held_out: others for the validation loss, perhaps
+    none."""
     cfg, stage = run.cfg, run.name
-    losses = LOSSES[stage]
-    kind = {"qap": "question", "sqg": "question"}.get(stage, stage)
-    lr, warmup = getattr(cfg, f"{kind}_lr"), getattr(cfg, f"{kind}_warmup", 0)
     total = getattr(cfg, f"{stage}_steps")
-    optimizer = training.make_optimizer(learner.model, lr, cfg.weight_decay)
-    state = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from it
-    for step, row in run.steps(learner, optimizer, log_steps(total), state=state, label=f"{stage} | "):
+    lr, warmup = cfg.question_lr, 0
+    if stage not in ASKS:
+        lr, warmup = getattr(cfg, f"{stage}_lr"), getattr(cfg, f"{stage}_warmup")
+    optimizer = training.make_optimizer(learner.model, lr)
+    counts = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from it
+    for step, row in run.steps(learner, optimizer, log_steps(total), state=counts, label=f"{stage} | "):
         meter = training.Meter()
-        while state["updates"] < min(step * EVERY, total):
-            update = state["updates"]
+        while counts["updates"] < min(step * EVERY, total):
+            update = counts["updates"]
             training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
+            # depends on the update alone, so that a stopped run goes on as if it had not been
             rng = random.Random(stable_seed(cfg.seed, stage, update))
-            supervised_update(learner, optimizer, losses(learner, rows, cfg, rng), cfg, meter)
-            state["updates"] += 1
+            for loss, choices, right in losses(learner, rows, cfg, rng):
+                loss.backward()
+                meter.add(loss, {"tokens": choices, "right_sum": right})
+            norm = training.clip_gradient(learner.model)
+            if meter.end_update(norm):  # else no update
+                optimizer.step()
+            optimizer.zero_grad()
+            counts["updates"] += 1
         row |= meter.means()
         if meter.total.get("tokens"):  # nothing, where no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
@@ -690,28 +672,17 @@ def supervise(run, learner, rows, held_out):
             row["pretrain/validation_loss"] = validation_loss(losses, learner, held_out, cfg)
 
 
-def supervised_update(learner, optimizer, passes, cfg, meter):
-    """One update, of what a stage's losses yield."""
-    for loss, choices, right in passes:
-        loss.backward()
-        meter.add(loss, {"tokens": choices, "right_sum": right})
-    norm = training.clip_gradient(learner.model, cfg.grad_clip)
-    if meter.end_update(norm):  # else no update
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 def log_steps(updates):
     return math.ceil(updates / EVERY)
 
 
 @torch.no_grad()
-def validation_loss(losses, learner, kept, cfg):
+def validation_loss(losses, learner, held_out, cfg):
     """Mean loss of the same few batches each time."""
     rng = random.Random(stable_seed(cfg.seed, "validation"))
     total = 0.0
     for _ in range(VALIDATED):
-        for loss, *_ in losses(learner, kept, cfg, rng):
+        for loss, *_ in losses(learner, held_out, cfg, rng):
             total += loss.item()
     return total / VALIDATED
 
@@ -723,25 +694,10 @@ def approximation_input(writer, case, taken):
     return writer.ids(TASK, evidence=[case.texts[i] for i in taken])
 
 
-def sub_question_input(writer, case, moves):
+def sub_question_input(writer, case, taken):
     """Sub-question generation reads the question, <sep> and the evidence. Sub-questions asked before are left
     out: its training states have none."""
-    taken = [case.texts[i] for i in moves]
-    return writer.ids(TASK, case.question.question, SEP, evidence=taken)
-
-
-def sub_question_targets(case, taken, target):
-    """[(evidence that SQG's T5 reads, evidence from which QAp's writes the target)] of a path. In the paper
-    ("prefix") both are e_1 … e_k, k from 1."""
-    pairs = []
-    for k in range(len(taken) + 1):
-        prefix = taken[:k]
-        source = prefix
-        if target == "suffix":
-            source = tuple(sorted(case.gold - set(prefix)))
-        if source:
-            pairs.append((prefix, source))
-    return pairs
+    return writer.ids(TASK, case.question.question, SEP, evidence=[case.texts[i] for i in taken])
 
 
 def approximation_rows(writer, paths):
@@ -755,12 +711,17 @@ def approximation_rows(writer, paths):
 
 
 def sub_question_rows(writer, approximator, paths, target):
-    """SQG's rows (input ids, target ids) of each state of a path."""
+    """SQG's rows (input ids, target ids) of each state of a path: the question with e_1 … e_k, and what QAp's
+    T5 asks from the same evidence ("prefix", k from 1) or from the gold that is missing there ("suffix")."""
     inputs, sources = [], []
     for p in paths:
-        for prefix, source in sub_question_targets(p.case, p.taken, target):
-            inputs.append(sub_question_input(writer, p.case, prefix))
-            sources.append(approximation_input(approximator, p.case, source))
+        for k in range(len(p.taken) + 1):
+            source = prefix = p.taken[:k]
+            if target == "suffix":
+                source = sorted(p.case.gold - set(prefix))
+            if source:  # from no evidence nothing is asked
+                inputs.append(sub_question_input(writer, p.case, prefix))
+                sources.append(approximation_input(approximator, p.case, source))
     with Progress("approximations") as progress:
         texts = approximator.write(sources, progress)
     targets = [writer.ids(text) for text in texts]
@@ -770,10 +731,10 @@ def sub_question_rows(writer, approximator, paths, target):
 def question_losses(writer, rows, cfg, rng):
     """An update of qap or sqg; see `supervise`: cross-entropy, mean over the targets' tokens."""
     batch = rng.choices(rows, k=cfg.question_batch)
-    tokens = sum(len(target) for _, target in batch)
+    tokens = sum(len(target) for _, target in batch)  # of the whole batch, the end tokens too
     for part in writer.batches(batch):
         inputs, targets = zip(*part, strict=True)
-        logp, mask = writer.logprobs(inputs, targets)  # (n, T)
+        logp, mask = writer.logprobs(inputs, targets)  # (n, T); 0 behind a target's end
         likely = logp[mask] > math.log(0.5)
         yield -logp.sum() / tokens, len(likely), int(likely.sum())
 
@@ -784,12 +745,15 @@ def forced_questions(policy, cases):
     """The path of each question. Takes one sentence; then, wherever the policy would not submit, a
     sub-question of the T5's beam search takes the question's place in a search of its own (with_searches).
     The policy sees the evidence alone."""
-    paths = [SearchPath(case) for case in cases]
-    paths = with_best_sentence(policy, paths)
+    paths = []
+    start = [(case, ()) for case in cases]
+    for case, (actions, logprobs) in zip(cases, policy_of(policy, start), strict=True):
+        i = 1 + best(0, actions[1:], logprobs[1:])  # the best sentence, even where it would submit
+        paths.append(SearchPath(case).after(actions[i], logprobs[i]))
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
-        found = policy_of(policy, [(paths[n].case, paths[n].taken) for n in running])
-        for n, (actions, logprobs) in zip(running, found, strict=True):
+        choices = policy_of(policy, [(paths[n].case, paths[n].taken) for n in running])
+        for n, (actions, logprobs) in zip(running, choices, strict=True):
             if actions[best(n, actions, logprobs)] == SUBMIT:
                 paths[n] = paths[n].after(SUBMIT, logprobs[0])
             else:
@@ -803,16 +767,6 @@ def forced_questions(policy, cases):
     return rewarded(policy, paths)
 
 
-def with_best_sentence(policy, paths):
-    """Each path and the policy's best sentence, even where it would submit."""
-    grown = []
-    found = policy_of(policy, [p.state for p in paths])
-    for n, (actions, logprobs) in enumerate(found):
-        i = 1 + best(n, actions[1:], logprobs[1:])
-        grown.append(paths[n].after(actions[i], logprobs[i]))
-    return grown
-
-
 def with_searches(policy, paths):
     """Searches greedily with each path's last sub-question in the question's place, from no evidence; the
     path takes what is found, and submits if nothing is."""
@@ -822,7 +776,7 @@ def with_searches(policy, paths):
         room = policy.cfg.max_evidence - len(p.taken)
         for i in search.taken[:room]:
             p = p.after(i, 0.0)
-        if not search.taken:  # it would ask the same again, for ever
+        if not search.taken:  # from the same evidence it would ask the same again, for ever
             p = p.after(SUBMIT, 0.0)
         grown.append(p)
     return grown
@@ -868,37 +822,57 @@ def search_all(policy, cases, search, progress):
 
 
 def correlation(paths, size):
-    """Spearman's correlation of p(tau) and reward over `size` sampled paths of each question (sec. 4.4): its
+    """Spearman's correlation of p(tau) and reward over the `size` sampled paths of a question (sec. 4.4): its
     mean over the questions whose paths differ in both, with an interval over these; and their share."""
     from scipy.stats import spearmanr
 
-    found = []
+    rhos = []
     for begin in range(0, len(paths), size):
         group = paths[begin:begin + size]
         logprobs = [p.logprob for p in group]
         rewards = [p.reward for p in group]
-        if len(set(logprobs)) > 1 and len(set(rewards)) > 1:
-            found.append(float(spearmanr(logprobs, rewards).statistic))
-    share = len(found) / max(1, len(paths) // size)
-    if not found:
+        if len(set(logprobs)) > 1 and len(set(rewards)) > 1:  # else there are no ranks
+            rhos.append(float(spearmanr(logprobs, rewards).statistic))
+    share = len(rhos) / max(1, len(paths) // size)
+    if not rhos:
         return {"spearman_questions": share}
-    rho, low, high = metrics.bootstrap_interval(found)
+    rho, low, high = metrics.bootstrap_interval(rhos)
     say(f"  Spearman of p and reward {rho:.2f} over the {share:.0%} of questions whose paths differ")
     return {"spearman_questions": share, "spearman": rho, "spearman_low": low, "spearman_high": high}
 
 
 def evaluate_coarse(encoder, split, cfg, progress):
-    """What can be had without a fine policy: the ranking itself, or evidence taken by a rule."""
+    """What can be had without a fine policy: the ranking of all sentences (sec. 4.3.2), or evidence that is
+    taken by a rule (ours)."""
     if split.search == "ranking":
-        return page.evaluate_ranking(encoder, split, cfg.candidates, cfg.seed)
-    policy = Policy(None, encoder, None, None, cfg)  # without scorers: there are candidates alone
-    found = page.taken_by_rule(split, partial(candidates, policy), cfg.max_evidence, progress)
+        return ranking(encoder, split, cfg)
+    policy = Policy(None, encoder, None, None, cfg)  # without scorers: it offers, and does not choose
+    evidence_of = page.taken_by_rule(split, partial(offers, policy), cfg.max_evidence, progress)
     paths = []
-    for case, taken in zip(split.cases, found, strict=True):
+    for case, taken in zip(split.cases, evidence_of, strict=True):
         nothing = (0.0,) * (len(taken) + 1)
         paths.append(SearchPath(case, taken, logprobs=nothing, done=True))
     rows, summary = page.scored(policy, paths, split, cfg.seed)
     return rows, summary | {"by_rule": True}
+
+
+def ranking(encoder, split, cfg):
+    """How gold is ranked when nothing is taken yet (sec. 4.3.2): em = the best sentence is gold, f1 = share
+    of the gold among the candidates ("names" says so), percentile of the best gold among all sentences."""
+    queries = [state_ids(encoder.pair_tokenizer, case, ()) for case in split.cases]
+    rows = []
+    for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
+        ranked = (case.vectors @ vector).argsort(descending=True).tolist()
+        places = [place for place, i in enumerate(ranked) if i in case.gold]
+        first = min(places, default=len(ranked) - 1)
+        rows.append(evidence.about(case) | {
+            "em": float(first == 0),
+            "f1": sum(place < cfg.candidates for place in places) / len(case.gold_facts),
+            "percentile": 1 - first / max(1, len(ranked) - 1),
+            "sentences": len(ranked),
+        })
+    names = {"em": "hit@1", "f1": f"recall@{cfg.candidates}"}
+    return page.summed_up(rows, split, cfg.seed, ("em", "f1", "percentile", "sentences"), names=names)
 
 
 def evaluate_approximations(policy, split, cfg, progress):
@@ -913,100 +887,75 @@ def evaluate_approximations(policy, split, cfg, progress):
 
 # ---------------------------------------------------------------- stages
 
-STAGES = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg")}
-LOSSES = {
-    "coarse": coarse_losses,
-    "supervised": supervised_losses,
-    "qap": question_losses,
-    "sqg": question_losses,
+@dataclass(frozen=True)
+class Stage:
+    """loads: stages whose checkpoints it needs in any case. begins_with: the stage whose policy it goes on
+    from, unless it has a checkpoint of its own or --checkpoint. losses: see `supervise`."""
+
+    loads: tuple = ("coarse",)
+    begins_with: str = ""
+    losses: Callable | None = None
+    evaluate: Callable = evaluate
+    searches: tuple = ("greedy", "beam")
+
+
+STAGES = {
+    "coarse": Stage(
+        loads=(),
+        losses=coarse_losses,
+        evaluate=evaluate_coarse,
+        searches=("ranking", "bm25", "coarse", "oracle"),
+    ),
+    "supervised": Stage(losses=supervised_losses),
+    "ppo": Stage(begins_with="supervised"),
+    "qap": Stage(
+        loads=("coarse", "ppo"),
+        losses=question_losses,
+        evaluate=evaluate_approximations,
+        searches=("greedy",),
+    ),
+    "sqg": Stage(loads=("coarse", "qap", "ppo"), losses=question_losses, searches=("replace",)),
+    "eval": Stage(begins_with="ppo"),
 }
-EVALUATE = {"coarse": evaluate_coarse, "qap": evaluate_approximations}
-SEARCHES = {  # how a stage is evaluated; the others: greedy and by beams
-    "coarse": ("ranking", "bm25", "coarse", "oracle"),
-    "qap": ("greedy",),
-    "sqg": ("replace",),
-}
-NEEDS = {  # stages whose models a stage loads in any case
-    "coarse": (),
-    "supervised": ("coarse",),
-    "ppo": ("coarse",),
-    "qap": ("coarse", "ppo"),
-    "sqg": ("coarse", "qap", "ppo"),
-    "eval": ("coarse",),
-}
-# the stage whose policy a stage begins with, unless it has a checkpoint of its own or --checkpoint
-BEGINS_WITH = {"ppo": "supervised", "eval": "ppo"}
-
-
-def runs_of(cfg):
-    """"…/askit/<name>" of this run and of those of --before."""
-    names = [cfg.name, *filter(None, cfg.before.split(","))]
-    return [Path(cfg.out) / "askit" / name for name in names]
-
-
-def left_by(cfg, stage):
-    """The checkpoint that a stage left, of this run or of one before."""
-    folders = [Path(f"{one}-{stage}") / "checkpoint" for one in runs_of(cfg)]
-    for folder in folders:
-        if found := checkpoint.find(folder):
-            return found
-    raise checkpoint.ModelError(f"{folders[-1]} does not exist: run --stage {stage} first (--stage all: "
-                                "coarse, supervised, ppo), or name runs that have it with --before")
-
-
-def load_encoder(cfg, source):
-    return encoders.load_encoder(source, cfg.max_tokens, cfg.micro_tokens, cfg.precision)
-
-
-def load_writer(cfg, source):
-    return encoders.load_writer(source, cfg.question_tokens, cfg.micro_tokens)
+IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg")}
+ASKS = ("qap", "sqg")  # stages that train a T5
 
 
 def load_policy(cfg, source, encoder, cases):
-    """The fine policy of a checkpoint; without a checkpoint of --action-model and --submit-model, or of the
+    """The fine policy of a checkpoint; without one (empty) of --action-model and --submit-model, or of the
     first layers of --encoder with a new head each. No dropout, so that ratios begin at 1."""
-    folders, layers = {"action": cfg.action_model, "submit": cfg.submit_model}, cfg.fine_layers
-    if layers:
-        folders = dict.fromkeys(folders, cfg.encoder)
-    if source:
-        folders, layers = {name: Path(source) / name for name in folders}, 0
-    parts = {name: encoders.load(folder, name, layers) for name, folder in folders.items()}
-    tokenizers = []
-    for name, (_, tokenizer) in parts.items():
-        tokenizers.append(encoders.PairTokenizer(name, tokenizer, cfg.max_tokens))
-        evidence.tokenize(tokenizers[-1], cases)
-    policy = Policy(None, encoder, *tokenizers, cfg)
-    policy.model = encoders.Together(parts).eval()
-    return policy
+    scorers, tokenizers = encoders.load_scorers(cfg, source)
+    for tokenizer in tokenizers:
+        evidence.tokenize(tokenizer, cases)
+    return Policy(scorers.eval(), encoder, *tokenizers, cfg)
 
 
 def load_stage(cfg, stage, start, cases):
     """(what a stage trains, what it evaluates); start: its own checkpoint, where it is resumed."""
     trained = start
     if stage != "coarse":
-        trained = left_by(cfg, "coarse")
-        began_with = read_json(trained.parent / "config.json", dict).get("encoder")
-        if began_with != cfg.encoder:  # its queries were trained against that one's sentence vectors
-            flags.refuse("encoder", cfg.encoder, f"{trained} was trained from {began_with or 'the tiny one'}")
-    encoder = load_encoder(cfg, trained or cfg.encoder)
+        trained = plumbing.left_by(cfg, "coarse")
+        plumbing.check_encoder(cfg, trained)
+    encoder = encoders.load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
-    untrained = load_encoder(cfg, cfg.encoder)
-    evidence.freeze_vectors(untrained, cases)
+    # sentences keep the vectors of the encoder before its training (sec. 3.1.1)
+    evidence.freeze_vectors(encoders.load_encoder(cfg, cfg.encoder), cases)
     if stage == "coarse":
         return encoder, encoder
-    if stage in ("qap", "sqg"):
-        policy = load_policy(cfg, left_by(cfg, "ppo"), encoder, cases)
-        policy.asker = load_writer(cfg, start or cfg.question_model)
+    if stage in ASKS:
+        policy = load_policy(cfg, plumbing.left_by(cfg, "ppo"), encoder, cases)
+        policy.asker = encoders.load_writer(cfg, start or cfg.question_model)
         return policy.asker, policy
     source = start or cfg.checkpoint
-    if not source and stage in BEGINS_WITH:
-        source = left_by(cfg, BEGINS_WITH[stage])
+    if not source and STAGES[stage].begins_with:
+        source = plumbing.left_by(cfg, STAGES[stage].begins_with)
     policy = load_policy(cfg, source, encoder, cases)
     return policy, policy
 
 
 def question_rows(cfg, stage, writer, policy, cases, needed):
-    """What a T5 learns from what the policy finds for these questions."""
+    """What a T5 learns from the evidence that ppo's policy finds for these questions (sec. 4.1.2, 4.1.3).
+    needed: refuses where there is none."""
     with Progress("evidence") as progress:
         paths = search_all(policy, cases, "greedy", progress)
     policy.forget()
@@ -1014,7 +963,7 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = load_writer(cfg, left_by(cfg, "qap"))
+        approximator = encoders.load_writer(cfg, plumbing.left_by(cfg, "qap"))
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
     if needed and not rows:
         raise data.DataError(
@@ -1024,109 +973,72 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     return rows
 
 
-def steps_of(cfg, stage):
-    """Lines of metrics.jsonl that a stage writes."""
-    if stage == "ppo":
-        return cfg.steps
-    return log_steps(getattr(cfg, f"{stage}_steps", 0))  # none of eval
-
-
 def run_stage(run, cases, evals):
-    """Trains one stage and evaluates it, or only evaluates; leaves a run folder. What --resume finds done is
-    not done again."""
+    """Trains one stage and evaluates it, or only evaluates. --resume skips a complete stage."""
     cfg, stage, folder = run.cfg, run.name, run.folder
-    sets = evidence.searched(evals, SEARCHES.get(stage, ("greedy", "beam")), cfg.beam)
-    if folder.is_done(steps_of(cfg, stage), sets):
+    settings = STAGES[stage]
+    steps = 0
+    if stage == "ppo":
+        steps = cfg.steps
+    elif stage != "eval":
+        steps = log_steps(getattr(cfg, f"{stage}_steps"))
+    sets = evidence.searched(evals, settings.searches, cfg.beam)
+    if folder.is_done(steps, sets):
         return
-    torch.manual_seed(cfg.seed)
+    torch.manual_seed(cfg.seed)  # of new heads
     learned, held_out = evidence.kept_apart(cases, cfg.validate)
-    everything = [*cases, *(c for e in evals for c in e.cases)]
-    learner, evaluated = load_stage(cfg, stage, folder.start, everything)
-
-    title = f"ASKiT {cfg.name}: {stage}"
-    with run.stage(title, evaluated, sets, EVALUATE.get(stage, evaluate)):
+    evaluated_cases = [case for split in evals for case in split.cases]
+    learner, evaluated = load_stage(cfg, stage, folder.start, cases + evaluated_cases)
+    with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
-        if stage in ("qap", "sqg"):
-            make = partial(question_rows, cfg, stage, learner, evaluated)
-            learned = folder.kept("rows.json", partial(make, learned, needed=True))
-            held_out = folder.kept("validation_rows.json", partial(make, held_out, needed=False))
+        if stage in ASKS:
+            rows_of = partial(question_rows, cfg, stage, learner, evaluated)
+            learned = folder.kept("rows.json", partial(rows_of, learned, needed=True))
+            held_out = folder.kept("validation_rows.json", partial(rows_of, held_out, needed=False))
         if stage == "ppo":
             train(run, learner, learned)
         elif stage != "eval":
-            supervise(run, learner, learned, held_out)
+            supervise(run, learner, settings.losses, learned, held_out)
         run.evaluate()
 
 
 # ---------------------------------------------------------------- main
 
-def reproduce(cfg):
-    """The stages of --stage, each in a run folder of its own."""
-    asked = STAGES.get(cfg.stage, (cfg.stage,))
-    free = ["stage", *(f.name for f in fields(cfg) if f.name.endswith("_steps"))]  # a stage goes on with them
+@program(one_process=True)
+def main(argv=None):
+    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
+    refused first."""
+    cfg = parse_args(argv)
+    asked = IN_ORDER.get(cfg.stage, (cfg.stage,))
+    free = ["stage", "coarse_steps", "supervised_steps", "qap_steps", "sqg_steps"]  # --resume may change them
     runs = []
-    for n, stage in enumerate(asked):  # what can be refused without reading data is refused first
+    for n, stage in enumerate(asked):
         start = cfg.checkpoint
         if not cfg.ask:
             table = METRICS if stage == "ppo" else PRETRAIN_METRICS
             runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
             start = start or runs[-1].folder.start
-        needed = [*NEEDS[stage]]
-        if stage in BEGINS_WITH and not start:
-            needed.append(BEGINS_WITH[stage])
+        needed = [*STAGES[stage].loads]
+        if STAGES[stage].begins_with and not start:
+            needed.append(STAGES[stage].begins_with)
         for earlier in needed:
             if earlier not in asked[:n]:
-                left_by(cfg, earlier)
-    cases, evals = evidence.load_cases(cfg, PAPER_EVAL, cfg.validate, cfg.candidates)
+                plumbing.left_by(cfg, earlier)
+    cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = load_stage(cfg, "eval", None, [case])
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         run_stage(run, cases, evals)
-    page.show_table(runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
+    page.show_table(plumbing.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
 
 
 def parse_args(argv=None):
     """The flags, over the paper's defaults or the embedded world's."""
-    cfg = flags.parse("askit", Config, __doc__, argv)
-    # all other numbers: whole ones at least 1, others at least 0
-    may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate validate"
-    above_zero = "coarse_lr supervised_lr question_lr lr grad_clip gamma noise_rate"
-    cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
-    if cfg.gamma > 1:
-        flags.refuse("gamma", cfg.gamma, "at most 1")
-    if cfg.eval_only or cfg.ask:
-        cfg = replace(cfg, stage="eval")
-    name = cfg.name or flags.run_name(cfg, Path(cfg.encoder).name)
-    return with_models(replace(cfg, eval_only=cfg.stage == "eval", name=name))
-
-
-def with_models(cfg):
-    """cfg with the paper's models, for --model paper and for data where no model is named."""
-    named = cfg.encoder or cfg.action_model or cfg.submit_model or cfg.fine_layers
-    if cfg.model == "paper" or cfg.data != "world" and not (named or cfg.model):
-        given = {name: getattr(cfg, name) or paper for name, paper in PAPER_MODELS.items()}
-        cfg = replace(cfg, **given)
-    elif cfg.model:
-        flags.refuse("model", cfg.model, "there are several models here: --model paper, or --encoder")
-    scorers = bool(cfg.fine_layers) + bool(cfg.action_model and cfg.submit_model)
-    if named and not (cfg.encoder and scorers == 1):
-        words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
-        flags.refuse("encoder", cfg.encoder, words)
-    if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
-        flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
-    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "eval"):
-        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, eval")
-    if cfg.checkpoint and not (Path(cfg.checkpoint) / "action").is_dir():
-        flags.refuse("checkpoint", cfg.checkpoint, "holds no policy of askit.py, as a run's checkpoint/ does")
-    return cfg
-
-
-def main(argv=None):
-    """`python askit.py …`"""
-    with program(one_process=True):
-        reproduce(parse_args(argv))
+    return plumbing.check(flags.parse("askit", Config, __doc__, argv), PAPER_MODELS)
 
 
 if __name__ == "__main__":

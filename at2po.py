@@ -10,7 +10,7 @@ decision per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
 are divided by the population's std (authors' code); there is no KL term.
 
-    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/turns.py)
+    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/rollout.py)
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
@@ -635,7 +635,7 @@ def evaluate(policy, split, cfg, progress=rollout.no_progress):
 
 # ---------------------------------------------------------------- main
 
-@program(baseline=("loss", "grpo"))
+@program()
 def main(argv=None):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
     cfg = parse_args(argv)

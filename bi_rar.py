@@ -48,7 +48,7 @@ from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, stages, timed
+from common.run import Run, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -572,7 +572,8 @@ def main(argv=None):
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         source, newest = start, 0
         if run.name.startswith("merged-"):
             source, newest = merged_weights(cfg, run.name)

@@ -58,7 +58,7 @@ from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, stages
+from common.run import Run, make_engine, program, tell
 
 # ---------------------------------------------------------------- config
 
@@ -733,7 +733,7 @@ def evaluate(policy, place, cfg, progress, few_shot=False):
 
 # ---------------------------------------------------------------- main
 
-@program(baseline=("stage", "grpo"))
+@program()
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own."""
     cfg = parse_args(argv)
@@ -750,7 +750,8 @@ def main(argv=None):
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing
     split, evals = load_splits(cfg)
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         env, _, stage = run.name.partition("-")
         place = split and Place(env, **vars(split))
         run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])

@@ -50,7 +50,7 @@ from safetensors.torch import load_file, save_file
 from common import chat, checkpoint, data, distributed, flags, metrics, rollout, training
 from common import model as models
 from common.agent import Agent
-from common.files import Lines, Progress, warn
+from common.files import Progress, warn
 from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
@@ -58,8 +58,7 @@ from common.kg import one_line
 from common.of_omne import calls, graph_questions
 from common.of_omne.graph_questions import has_hops
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, stages, timed
-from kernels.weighted_ce import weighted_cross_entropy
+from common.run import Run, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -107,10 +106,8 @@ class Config(flags.PolicyFlags):
     # "template", which needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; the test has .1
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
-    test_share: float = .1          # of seed nodes, and of as many questions more, that are the test's
-    attempts: int = 3               # of the teacher at a question
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
@@ -233,6 +230,10 @@ def parse_tool_call(text):
     if len(text) > MAX_CALL:
         raise Fault("too long", f"a call may have {MAX_CALL:,} characters, this one has {len(text):,}")
     text = text.strip()
+    if text.startswith(("`", "~~~")):  # a fenced or listed call is no right format: it is only told apart
+        raise Fault("not a call", "expected a call without a code fence around it: leave out the ` signs")
+    if text.startswith("["):
+        raise Fault("not a call", "expected one call and not a list: leave out the square brackets")
     read = json_call if text.startswith("{") else python_call
     tool, given = read(text)
     signature = ARGUMENTS[tool]
@@ -270,7 +271,8 @@ def python_call(text):
         raise Fault("not a call", "expected one call and nothing else")
     signature = ARGUMENTS[tool]
     if len(call.args) > len(signature):
-        raise Fault("unknown argument", f"expected {len(signature)} arguments, not {len(call.args)}")
+        noun = "argument" if len(signature) == 1 else "arguments"
+        raise Fault("unknown argument", f"expected {len(signature)} {noun}, not {len(call.args)}")
     given = list(zip(signature, call.args))
     given += [(keyword.arg, keyword.value) for keyword in call.keywords]
     return tool, [(name, getattr(node, "value", None)) for name, node in given]  # a literal's, else a node
@@ -280,14 +282,26 @@ def json_call(text):
     """As python_call. Llama and the authors' code call the arguments "parameters"; OpenAI's are JSON in a
     text, perhaps under "function"."""
     try:
-        call = json.loads(text, strict=False)
+        call = json.loads(text, strict=False, object_pairs_hook=once_each)
         call = call.get("function", call)
         given = call.get("arguments", call.get("parameters", {}))
+        if "arguments" in call and "parameters" in call:
+            raise Fault("repeated argument", "arguments and parameters are both given")
         if isinstance(given, str):
-            given = json.loads(given, strict=False)
+            given = json.loads(given, strict=False, object_pairs_hook=once_each)
         return known_tool(call["name"]), given.items()
     except (ValueError, KeyError, AttributeError, RecursionError):
-        raise Fault("not a call", 'expected {"name": …, "arguments": {…}}') from None
+        raise Fault("not a call", 'expected one {"name": …, "arguments": {…}} and nothing else') from None
+
+
+def once_each(pairs):
+    """The dict of a JSON object. A key that is given twice is a Fault: json would keep its last value."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise Fault("repeated argument", f"{name[:60]} is given twice")
+        found[name] = value
+    return found
 
 
 def known_tool(name):
@@ -336,21 +350,13 @@ async def play(player, question, name):
 
 async def reply_to(tools, action, question, cfg):
     """The tool's reply, or why the call cannot be made."""
-    error = refusal(action, question.type)
-    if error:
-        return error
-    tool, arguments = action
-    call = Call(tool, arguments["node_name"], question.type, question.question)
-    return await tools(call, cfg.matches)
-
-
-def refusal(action, graph_type):
-    """Why a call cannot be made; empty where it can."""
     if isinstance(action, Fault):
         return f"Error: {action.detail}."
-    if action[1]["graph_type"] != graph_type:
-        return f"Error: graph_type must be '{graph_type}' for this question."
-    return ""
+    tool, arguments = action
+    if arguments["graph_type"] != question.type:
+        return f"Error: graph_type must be '{question.type}' for this question."
+    call = Call(tool, arguments["node_name"], question.type, question.question)
+    return await tools(call, cfg.matches)
 
 
 @dataclass
@@ -378,14 +384,10 @@ def result_of(turns, question, cfg):
     right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
     rounds = [read_round(turn.text) for turn in turns]
     called = [action for kind, action in rounds if kind == "call"]
-    faults, readable = Counter(), []
-    for action in called:
-        if isinstance(action, Fault):
-            faults[action.name] += 1
-            continue
-        tool, arguments = action
-        readable.append((tool, *arguments.values()))
-        faults["wrong graph"] += arguments["graph_type"] != question.type
+    readable = [action for action in called if not isinstance(action, Fault)]
+    distinct = {(tool, *arguments.values()) for tool, arguments in readable}
+    faults = Counter(action.name for action in called if isinstance(action, Fault))
+    faults["wrong graph"] = sum(arguments["graph_type"] != question.type for _, arguments in readable)
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
@@ -399,7 +401,7 @@ def result_of(turns, question, cfg):
         problem,
         searches=len(called),
         format=sum(right_format) / len(right_format),
-        repetitions=len(readable) - len(set(readable)),
+        repetitions=len(readable) - len(distinct),
         pattern=pattern_of(called, answer),
         faults=dict(+faults),
     )
@@ -468,17 +470,20 @@ HEAD = "value_head.safetensors"
 
 class ActorCritic(torch.nn.Module):
     """The policy, and V as a linear head on its hidden states: "both networks share an encoder". Saved as the
-    policy's folder with value_head.safetensors.
+    policy's folder with value_head.safetensors, which is read back of the checkpoint `resumed`.
 
     If all rewards are equal, what is left of the advantages is the critic's error and the KL. Whitening
     scales that to 1, so the policy still moves."""
 
-    def __init__(self, policy):
+    def __init__(self, policy, resumed=None):
         super().__init__()
         self.policy = policy
         self.head = torch.nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
+        if resumed:
+            self.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
+        distributed.cut(self.head)  # over several ranks, as the policy is
 
     @property
     def device(self):
@@ -498,15 +503,6 @@ class ActorCritic(torch.nn.Module):
         self.policy.save_pretrained(folder, state_dict=of("policy."))
         head = {name: value.cpu() for name, value in of("head.").items()}
         save_file(head, f"{folder}/{HEAD}")
-
-
-def load_actor_critic(policy_model, resumed):
-    """ActorCritic around a loaded policy; a resumed one gets its head back."""
-    actor = ActorCritic(policy_model)
-    if resumed:
-        actor.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
-    distributed.cut(actor.head)     # (over several ranks, as the policy is)
-    return actor
 
 
 # ---------------------------------------------------------------- credit: GAE (sec. 3.3.1)
@@ -593,23 +589,6 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     return policy_loss, squares / num_tokens, stats
 
 
-def make_optimizer(actor, cfg):
-    """The policy's weights, and the critic's head last."""
-    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
-    head = {"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0}
-    optimizer.add_param_group(head)
-    return optimizer
-
-
-def set_rates(optimizer, cfg, step):
-    """The learning rates of a step: both rise in the first --lr-warmup of the steps, then stay."""
-    rise = training.rise(step, cfg.lr_warmup, cfg.steps)
-    *of_policy, of_critic = optimizer.param_groups
-    for group in of_policy:
-        group["lr"] = rise * cfg.lr
-    of_critic["lr"] = rise * cfg.head_lr
-
-
 UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
 METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | calls.CALLS
 
@@ -618,12 +597,13 @@ def train(run, stage, policy, initial, task):
     """PPO with the reward of stage 1 or 3, and a critic that begins at 0 in both. initial: the weights the
     stage began with, for the KL."""
     cfg = run.cfg
-    actor = load_actor_critic(policy.model, run.folder.start)
+    actor = ActorCritic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
-    optimizer = make_optimizer(actor, cfg)
+    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     learner = replace(policy, model=actor)  # saved in checkpoints
     for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
-        set_rates(optimizer, cfg, step)
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # the policy's and the head's
 
         # 1. sample
         order = stable_seed(cfg.seed, "order")
@@ -677,36 +657,20 @@ def train(run, stage, policy, initial, task):
 
 def sampled_rows(cfg, policy, task, file):
     """(a) ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
-    temperature and turn limit.
-
-    file keeps {"id", "row"} of each trajectory, row None where it was not right, so that an interrupted run
-    loses one batch. All ranks have all rows; rank 0 writes."""
-    lines, on_file = None, []
-    if distributed.rank() == 0:
-        lines = Lines(file)
-        on_file = lines.rows
-    row_of = {line["id"]: line["row"] for line in distributed.gather(on_file)}
-    policy.engine.sync(policy.model)
-    questions = random.Random(stable_seed(cfg.seed, "sft")).sample(task.questions, len(task.questions))
+    temperature and turn limit. file: keeps what became of each question."""
+    rng = random.Random(stable_seed(cfg.seed, "sft"))
+    questions = rng.sample(task.questions, len(task.questions))
     one_each = replace(cfg, group_size=1)
-    rows = []
-    with Progress("trajectories of stage 1") as progress:
-        for start in range(0, len(questions), 128):
-            batch = [q for q in questions[start:start + 128] if q.id not in row_of]
-            for t, q in zip(rollouts(policy, task.retriever, batch, one_each, "sft"), batch, strict=True):
-                row_of[q.id] = None
-                if t.info.em == 1 and not t.info.problem:
-                    row_of[q.id] = sampled_row(t, q)
-                if lines:
-                    lines.add({"id": q.id, "row": row_of[q.id]})
-            rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
-            progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
-            if len(rows) >= cfg.sft_sampled:
-                break
-    if lines:
-        lines.close()
+    kept = graph_questions.SampledRows(file)
+    policy.engine.sync(policy.model)
+    for batch in kept.batches(questions, cfg.sft_sampled):
+        for t, q in zip(rollouts(policy, task.retriever, batch, one_each, "sft"), batch, strict=True):
+            row = None
+            if t.info.em == 1 and not t.info.problem:
+                row = sampled_row(t, q)
+            kept.add(q, row)
     policy.engine.sleep()
-    return rows[:cfg.sft_sampled]
+    return kept.of(questions)[:cfg.sft_sampled]
 
 
 def sampled_row(trajectory, question):
@@ -752,8 +716,7 @@ def thoughts(question, seed=0):
     """A thought before each call along a question's path and one before the answer, in the ready wordings
     (their words are in the appendix)."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
-    start = question.evidences[0][0]
-    said = [rng.choice(STARTS).format(subject=start)]
+    said = [rng.choice(STARTS).format(subject=question.evidences[0][0])]
     known = ""
     for head, relation, tail in question.evidences:
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
@@ -900,21 +863,11 @@ def weighted_loss(logprobs, weights, total):
 
 
 def weighted_sft_loss(model, batch, weights, total):
-    """weighted_loss of a batch's sampled tokens."""
+    """weighted_loss of a batch's sampled tokens; on CUDA in one pass over the logits."""
     hidden = models.hidden_states(model, batch)
     if hidden.is_cuda:
-        return fused_sft_loss(model, batch, weights, total, hidden)
+        return calls.fused_loss(model, batch, weights, total, hidden)
     return weighted_loss(models.token_logprobs(model, batch, hidden=hidden), weights, total)
-
-
-def fused_sft_loss(model, batch, weights, total, hidden, backend="auto"):
-    """The same on CUDA, with loss and gradient in one pass over the logits (kernels/weighted_ce.py)."""
-    before = hidden.flatten(0, 1)[batch.predecessor]                            # (R, H)
-    by_row = weights.new_zeros(len(batch.target))                               # (R,)
-    by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
-    head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
-    return weighted_cross_entropy(
-        before, head, batch.target, by_row, total, backend=backend)
 
 
 UPDATES_PER_STEP = 25  # of stage 2, in one line of metrics
@@ -970,34 +923,40 @@ TRAINS = ("ppo", "sft", "rl")
 NAMED = {"on": "think", "off": "no-think"}  # --think, as a folder's name has it
 FREE = ("stage", "curve_questions")  # --resume may go on with others
 
+# Table 8. label of folder and row: (what the stage does, with thoughts or without)
+STAGES = {
+    "base": ("eval", "on"),
+    "stage1": ("ppo", "on"),
+    "sft-think": ("sft", "on"),
+    "sft-no-think": ("sft", "off"),
+    "rl-think": ("rl", "on"),
+    "rl-no-think": ("rl", "off"),
+}
+
 
 def stages_of(cfg):
-    """{label of its folder and row: (what it does, settings)} of --stage, in order."""
-    begun = [("base", "eval", "on"), ("stage1", "ppo", "on")]
-    both = [
-        ("sft-think", "sft", "on"),
-        ("sft-no-think", "sft", "off"),
-        ("rl-think", "rl", "on"),
-        ("rl-no-think", "rl", "off"),
-    ]
-    as_asked = [stage for stage in both if stage[2] == cfg.think]
-    direct = "direct" if cfg.think == "on" else "direct-no-think"
-    asked = {
-        "synthesize": [],   # the questions are made before any stage
-        "eval": [("eval", "eval", cfg.think)],
-        "direct": [(direct, "direct", cfg.think)],
-        "ppo": [("stage1", "ppo", cfg.think)],
-        "sft": as_asked[:1],
-        "rl": as_asked[1:],
-        "three": [*begun, *as_asked],
-        "all": [*begun, *both],
+    """{label: (what the stage does, settings)} of --stage, in order."""
+    sft, rl = f"sft-{NAMED[cfg.think]}", f"rl-{NAMED[cfg.think]}"
+    direct = {"on": "direct", "off": "direct-no-think"}[cfg.think]
+    labels = {
+        "synthesize": (),   # the questions are made before any stage
+        "three": ("base", "stage1", sft, rl),
+        "all": tuple(STAGES),
+        "ppo": ("stage1",),
+        "sft": (sft,),
+        "rl": (rl,),
+        "direct": (direct,),
+        "eval": ("eval",),
     }
     stages = {}
-    for name, kind, think in asked[cfg.stage]:
+    for label in labels[cfg.stage]:
+        kind, think = cfg.stage, cfg.think
+        if cfg.stage in ("three", "all"):
+            kind, think = STAGES[label]
         settings = replace(cfg, think=think)
         if cfg.sft_lora == "auto":
             settings.sft_lora = {"on": 8, "off": 0}[think]  # sec. 3.5
-        stages[name] = kind, settings
+        stages[label] = kind, settings
     return stages
 
 
@@ -1021,7 +980,7 @@ def main(argv=None):
             evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
         tools = graph_questions.load_tools(cfg)
         question = graph_questions.asked(cfg.ask, tools.graphs)
-        return AGENT.ask(run, base_weights(cfg, evaluated), tools, question)
+        return AGENT.ask(run, start_weights(cfg, "eval", evaluated), tools, question)
     asked, runs = stages_of(cfg), []
     for name, (kind, settings) in asked.items():
         table = SFT_METRICS if kind == "sft" else METRICS
@@ -1029,7 +988,8 @@ def main(argv=None):
     if cfg.stage == "rl" and not cfg.checkpoint:
         left_by_sft(cfg)  # refuses where stage 2 is missing
     task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
-    for run in stages(cfg, runs, cfg.steps):
+    tell(cfg, cfg.steps)  # what will happen
+    for run in runs:
         run_stage(run, asked[run.name][0], task, evals)
     from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(asked))
@@ -1069,25 +1029,22 @@ def run_stage(run, kind, task, evals):
         run.evaluate(evals=evals, initial=run.name == "base")
 
 
-def start_weights(cfg, kind, evaluated):
-    """The weights a stage begins with: stages 1 and 2 the base, stage 3 those of stage 2."""
-    if kind != "rl" or (cfg.checkpoint and cfg.stage == "rl"):     # --stage rl --checkpoint begins there
-        return base_weights(cfg, evaluated)
-    return distributed.first(models.folded, left_by_sft(cfg), folder_of(cfg, "merged"))
+def start_weights(cfg, kind, evaluated=frozenset()):
+    """A folder or hub id: of stages 1 and 2 the base, of stage 3 what stage 2 left. Adapters are folded into
+    the model that they belong to. evaluated: fingerprints of the questions that a warm-up leaves out."""
+    if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
+        source = left_by_sft(cfg)
+    else:
+        source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
+        if cfg.warmup_data:
+            source = warmed_up(cfg, source, evaluated)
+        source = checkpoint.find(source) or source
+    return distributed.first(models.folded, source, folder_of(cfg, "merged"))
 
 
 def left_by_sft(cfg):
     """The checkpoint of stage 2 that stage 3 goes on from."""
     return left_by(cfg, "omne_r1", f"sft-{NAMED[cfg.think]}", "--stage rl", called="sft")
-
-
-def base_weights(cfg, evaluated=frozenset()):
-    """A folder or hub id; adapters are folded into the model that they belong to. evaluated: fingerprints of
-    the questions that a warm-up leaves out."""
-    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
-    if cfg.warmup_data:
-        source = warmed_up(cfg, source, evaluated)
-    return distributed.first(models.folded, checkpoint.find(source) or source, folder_of(cfg, "merged"))
 
 
 def parse_args(argv=None):
@@ -1276,25 +1233,13 @@ def warmed_up(cfg, source, evaluated=frozenset()):
 def tiny_policy(cfg):
     """Folder of the half-million-weight policy that the embedded world starts from: one that comes
     with the project (common/world/start), or one made here and cached."""
-    from common.of_omne import world_graphs as graphs
-    from common.warmup import scripted
-    from common.world import tiny
+    from common.of_omne import world_graphs
     endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
 
-    def render(tokenizer, row, demo, tools):
-        question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = graphs.lines_of(row, demo, written, FILLERS)
+    def agent(policy, search, question):
+        return play(AGENT.player(policy, search, question, endless, 0, 1.0), question, "demonstration")
 
-        def agent(policy, search):
-            return play(AGENT.player(policy, search, question, endless, 0, 1.0), question, "demonstration")
-        return [scripted.play(tokenizer, lines, tools, agent)]
-
-    key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    words = graphs.words(cfg.max_edges, [*FILLERS, *PLANS, *FOUND, *STARTS, *ENDS])
-    index = partial(graphs.tools_of, max_edges=cfg.max_edges, max_words=cfg.max_words)
-    steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
-    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
-    return tiny.tiny_policy(recipe, words, graphs.TAGS, render, index, pack_tokens=1024)
+    return world_graphs.tiny_policy(cfg, agent, written, FILLERS, [*PLANS, *FOUND, *STARTS, *ENDS])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain
-from common.run import collect, show_turn
+from common.run import show_turn
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ class Agent:
             player = self.player(policy, search, q, cfg, seed, cfg.eval_temperature)
             agents.append(self.play(player, q, "eval"))
         trajectories = rollout.run_agents(agents, policy.engine, search, progress)
-        collect(cfg.collect, trajectories, split.questions, self.rows_of or self.rows)
+        if cfg.collect:
+            from common.warmup import sharegpt
+            sharegpt.collect(cfg.collect, trajectories, split.questions, self.rows_of or self.rows)
         return trajectories
 
     def within_limit(self, policy, sets, cfg):

@@ -13,7 +13,7 @@ An engine has five methods, and agents know the first alone:
 There are this one, gpu/vllm_engine.py, and serve/served.py for --policy. This one batches continuously:
 whoever waits joins at the next token, whoever stops leaves, and keys and values of what was read before
 (earlier turns, the common start of siblings) are reused. (transformers' own `generate_batch` takes one seed
-for the whole batch, and is slower on a CPU: benchmarks/bench_engine.py.)
+for the whole batch, and is slower on a CPU: results/notes/speed.md.)
 
 A sample depends on (prompt, seed) alone, up to rounding: one uniform number per token, drawn from the
 request's own seed, picks the token by its cumulative probability, whatever else is in the batch.
@@ -30,7 +30,7 @@ from transformers import AttentionInterface
 
 from common import distributed
 from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
-from common.turns import PLACE
+from common.rollout import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
 BLOCK = 8        # prefixes are found at multiples of this many tokens

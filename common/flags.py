@@ -28,7 +28,7 @@ import tyro
 from tyro._docstrings import get_field_docstring
 
 from common import distributed
-from common.turns import stable_seed
+from common.rollout import stable_seed
 
 # ---------------------------------------------------------------- shared fields
 

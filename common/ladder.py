@@ -1,7 +1,9 @@
-"""A paper's table over several seeds: every row a process of its own, as many at once as there are cores,
-each resumed where it stopped; then one table, paper beside ours, and curves.
+"""A paper's table over several seeds: every row a process of its own, one after another, each resumed where
+it stopped; then one table, paper beside ours, and curves.
 
     python -m common.ladder at2po table1 --seeds 5 -- --world hard
+
+Seeds may run side by side, a ladder each (--seed 3); the command for all of them then draws the table.
 
 The rows stand in recipes/<script>.toml. A row has flags (what makes its method) and a run of its own,
 <name>-<row>-seed<seed>; or it is a stage of the run without flags, <name>-seed<seed>, which is made first,
@@ -111,8 +113,7 @@ def run(script, table, seeds, name, out, shared):
             resume = ["--resume"] if begun else []
             wave[job] = [sys.executable, module.__file__, *flags, *resume]
     say(f"{name}-{table}: {done + len(first) + len(others)} runs, {done} of them done before")
-    for commands in (first, others):
-        all_at_once(commands, len(process.own_cores()))
+    one_by_one(first | others)
     show(base / f"{name}-{table}", f"{script} {name}: {table}", tables[table], methods)
 
 
@@ -140,37 +141,19 @@ def refuse_other_settings(run, folders, config):
     return bool(saved)
 
 
-# ---------------------------------------------------------------- processes
-
-def all_at_once(commands, most):
-    """Runs {run folder: command} with at most so many at a time, one thread each; what they print goes to
-    <run folder>.log. A run that fails ends the others with its last line."""
+def one_by_one(commands):
+    """Runs {run folder: command} in turn, one thread each; what they print goes to <run folder>.log. A run
+    that fails ends the table with its last line."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     began = time.time()
-    waiting = list(commands.items())
-    running = {}
-    done = 0
-    try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                folder, command = waiting.pop(0)
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                with open(f"{folder}.log", "a") as log:
-                    running[folder] = subprocess.Popen(
-                        command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-            time.sleep(.2)
-            ended = [folder for folder, child in running.items() if child.poll() is not None]
-            for folder in ended:
-                if running.pop(folder).returncode:
-                    *_, said = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
-                    raise RunError(f"{folder.name} failed ({said}); what it printed: {folder}.log")
-                done += 1
-                say(f"{done}/{len(commands)} {folder.name}: {clock(time.time() - began)}")
-    finally:
-        for child in running.values():
-            child.terminate()
-        for child in running.values():
-            child.wait()
+    for number, (folder, command) in enumerate(commands.items(), 1):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{folder}.log", "a") as log:
+            ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        if ended.returncode:
+            *_, said = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
+            raise RunError(f"{folder.name} failed ({said}); what it printed: {folder}.log")
+        say(f"{number}/{len(commands)} {folder.name}: {clock(time.time() - began)}")
 
 
 # ---------------------------------------------------------------- the table

@@ -335,14 +335,13 @@ def compile_layers(model):
         layer.compile(dynamic=True)
 
 
-def describe(name, model, trains=True):
-    """One line: size, place, and GB of weights; where it trains, with gradients and Adam's two moments."""
+def describe(name, model):
+    """One line: size, place, and GB of weights."""
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    if not trains:
-        return f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}, {held / 1e9:.2f} GB"
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    line = (f"{name}: {trained / 1e6:,.2f} M weights to train on {model.device}, "
-            f"{(held + 12 * trained) / 1e9:.2f} GB with gradients and optimizer")
+    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}, {held / 1e9:.2f} GB"
+    if trained < model.num_parameters():
+        line += f", {trained / 1e6:,.2f} M of them are trained"
     if not model.shares_prefixes:
         line += "; its layers cannot share prefixes, so every trajectory is computed whole"
     return line

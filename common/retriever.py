@@ -2,16 +2,8 @@
 
     retriever.search(queries, k) -> list[list[Passage]]
 
-    --retriever bm25                               a small corpus in memory (bm25s), a mapped one on disk
-    --retriever dense:intfloat/e5-base-v2          sentence-transformers + FAISS; any hub id or folder
-    --retriever dense:MODEL@wiki-18-e5             a folder of common.vectors, or a FAISS file
-    --retriever dense:MODEL@HNSW32                 any FAISS index factory string
-    --retriever http://127.0.0.1:8000              a server in Search-R1's form (ours, Search-R1's, verl's)
-    --retriever own:examples.calculator:Calculator a class of yours with `search`, and without a corpus
-
-The HTTP form: POST /retrieve {"queries": […], "topk": k, "return_scores": true}
--> {"result": [[{"document": {"id", "contents"}, "score"}]]}, contents = '"title"\\ntext'.
-serve/search_client.py asks so, serve/server.py answers.
+docs/data.md has the forms of --retriever. Over HTTP it is Search-R1's: serve/search_client.py asks,
+serve/server.py answers.
 """
 
 import importlib

@@ -113,7 +113,7 @@ class Run:
         model, tokenizer = models.load_policy(
             source, lora, precision=cfg.precision, frozen=not trains and not whole,
             gradient_checkpointing="off" if keeps else "auto")
-        say(models.describe(source, model, trains))
+        say(models.describe(source, model))
         if trains and not whole:
             distributed.shard(model)
         policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
@@ -137,7 +137,7 @@ class Run:
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals. steps: of a run without stages, which first says what will happen."""
+        for each split of evals. steps: of a run without stages, which first tells what will happen."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
         if steps is not None:
@@ -156,7 +156,7 @@ class Run:
         yield
         if folder.tracker:
             folder.tracker.finish()
-        from common.page.__main__ import draw
+        from common.page.writer import draw
         distributed.once(draw, folder.path, title)
 
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
@@ -291,13 +291,6 @@ def say_what_was_read(rows, tokenizer):
             row["copied"] = float(metrics.stands_in([row["answer"]], seen))
 
 
-def stages(cfg, runs, total):
-    """The Runs of a program's stages; says what will happen. cfg: the program's; a stage may have settings of
-    its own. total: steps."""
-    tell(cfg, total)
-    return runs
-
-
 # ---------------------------------------------------------------- engines
 
 # bf16 is compared with bf16, and on text: on random ids it differs from itself by more (SmolLM2, Qwen2.5)
@@ -397,13 +390,6 @@ def page_so_far(folder, how_far):
     write_page(folder.path, how_far)
 
 
-def collect(file, trajectories, questions, rows_of):
-    """--collect: the right trajectories of an evaluation as rows_of(trajectory, question) writes them."""
-    if file:
-        from common.warmup import sharegpt
-        sharegpt.collect(file, trajectories, questions, rows_of)
-
-
 # ---------------------------------------------------------------- a step
 
 def coarsest_precision(cfg):
@@ -456,15 +442,14 @@ def show_turn(turn):
 # ---------------------------------------------------------------- beginning and end of a program
 
 @contextmanager
-def program(one_process=False, baseline=None):
+def program(one_process=False):
     """Around a script's main: an error is one line, Ctrl-C and SIGTERM say what is kept and how to go on; at
     its end stands what can be done next.
 
-        @program(baseline=("loss", "grpo"))
+        @program()
         def main(argv=None):
 
-    one_process: what it trains is small, and not made for several (common/distributed.py).
-    baseline: (flag, value) of the run that this one is to be compared with."""
+    one_process: what it trains is small, and not made for several (common/distributed.py)."""
     opened.clear()
     transformers.utils.logging.disable_progress_bar()
     with process.ends_cleanly((UserError, OSError), what_is_saved):
@@ -475,7 +460,7 @@ def program(one_process=False, baseline=None):
             warn(f"{process.settled}: {torch.get_num_threads()} threads here "
                  "(OMP_NUM_THREADS sets another number)")
         yield
-        distributed.once(tell_what_next, baseline)
+        distributed.once(tell_what_next)
 
 
 # flags of a run that a question to its checkpoint does without
@@ -483,7 +468,7 @@ OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps",
                "resume", "eval_only", "collect")
 
 
-def tell_what_next(baseline=None):
+def tell_what_next():
     """The last lines on the terminal, of the run folders that this process has filled: commands to paste."""
     named = [f for f in opened if "name" in f.config]  # a warm-up is not
     done = [f for f in named if (f.path / "trajectories.html").exists()]
@@ -503,26 +488,8 @@ def tell_what_next(baseline=None):
                               ask=one_line(best["question"]))
         gold = one_line(", ".join(map(str, best.get("gold", []))))
         say(f"      {asked}  # gold: {gold}")
-    compared = [f.path for f in done]
-    if saved and baseline and last.config[baseline[0]] != baseline[1]:
-        again, folder = baseline_of(last, *baseline)
-        say(f"      {again}  # the baseline")
-        compared.append(folder)
-    if len(compared) > 1:
-        say(f"      python -m common.report {shlex.join(map(str, compared))}")
-
-
-def baseline_of(folder, flag, value):
-    """(the command that runs the baseline of a run, its folder)"""
-    script, name = folder.path.parent.name, folder.config["name"]
-    if folder.path.name != name:  # a stage, NAME-ENV-STAGE: the baseline is another one of the same run
-        made = f"{folder.path.name.rpartition('-')[0]}-{value}"
-        return flags.command(script, ["resume"], **{flag: value}), folder.path.with_name(made)
-    given = {flag: value}
-    its_name = name.replace(folder.config[flag], value, 1)
-    if not name.startswith(f"{folder.config[flag]}-"):  # --name was given
-        given["name"] = its_name = f"{name}-{value}"
-    return flags.command(script, ["resume", "name"], **given), folder.path.with_name(its_name)
+    if len(done) > 1:
+        say(f"      python -m common.report {shlex.join(str(f.path) for f in done)}")
 
 
 def what_is_saved():

@@ -33,7 +33,7 @@ PIECES = {
         ("chat.py", "import functools\nimport re",
          {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode"}),
         ("tree.py", f"import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n{DATACLASS}",
-         {"common/turns.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
+         {"common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
           "at2po.py": TREE}),
     ],
     "logprobs": [
@@ -51,7 +51,8 @@ PIECES = {
          {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
     ],
     "mygo": [
-        ("turns.py", "", {"common/turns.py": "*"}),
+        ("turns.py", f"import hashlib\n{DATACLASS}",
+         {"common/rollout.py": "Turn Outcome Trajectory question_seeds stable_seed"}),
         ("mygo.py", "", {
             "docs/copies/mygo_own.py": "*",
             "mygo_mujica.py": "next_threshold attempts sample select mini_batches mle_loss",
@@ -59,11 +60,12 @@ PIECES = {
     ],
     "askit": [
         ("own.py", "", {"docs/copies/askit_own.py": "*"}),
+        ("training.py", "import torch", {"common/training.py": "loss_stats"}),
         ("askit.py",
          "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
-         "from dataclasses import dataclass, replace\n\nimport torch\n"
+         "from dataclasses import dataclass, replace\n\nimport torch\nimport training\n"
          "from own import log_policy, offers, path_reward, state_batches",
-         {"common/of_askit/evidence.py": "SUBMIT", "common/turns.py": "stable_seed", "askit.py": PATHS}),
+         {"common/of_askit/evidence.py": "SUBMIT", "common/rollout.py": "stable_seed", "askit.py": PATHS}),
     ],
     "gae": [("gae.py", "import torch", {"omne_r1.py": "gae"})],
     "weighted_loss": [
@@ -72,7 +74,7 @@ PIECES = {
     "tool_calls": [
         ("tool_calls.py", "import ast\nimport json\nimport re\nimport warnings\n\n"
          'ARGUMENTS = {"search": ("query",), "open": ("title", "line")}',
-         {"omne_r1.py": "MAX_CALL Fault parse_tool_call python_call json_call known_tool"}),
+         {"omne_r1.py": "MAX_CALL Fault parse_tool_call python_call json_call once_each known_tool"}),
     ],
     "turn_logprob": [("turn_logprob.py", "", {"kernels/turn_logprob.py": "*"})],
     "weighted_ce": [

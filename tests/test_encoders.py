@@ -1,17 +1,17 @@
 """What encodes sentences, what writes questions."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, BertTokenizer, T5Config, T5ForConditionalGeneration
 
-from common import data, training
+import askit
+from common import data
 from common import model as models
-from common.of_askit import encoders, evidence, tiny_encoders, tiny_t5
+from common.of_askit import encoders, evidence, tiny_encoders
 from common.world import make_world
-
-TOKENIZERS = Path(__file__).parents[2] / "shared/data/tokenizers"
+from tests.conftest import sample
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +20,10 @@ def writer():
     return encoders.Writer(model.eval(), tokenizer, max_new=8)
 
 
-def t5_writer():
+@pytest.fixture(scope="module")
+def t5():
     """The real T5 tokenizer, random weights."""
-    folder = TOKENIZERS / "t5-small"
-    if not folder.exists():
-        pytest.skip(f"needs {folder.name} of the shared data")
-    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(sample("tokenizers/t5-small"))
     tokenizer.add_tokens([encoders.SEP.strip()])
     config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4,
                       dropout_rate=0.0, decoder_start_token_id=0)
@@ -43,51 +40,27 @@ def test_evidence_that_is_too_long_for_a_t5_loses_its_oldest_sentences_and_is_co
     assert few.shortened == 2
 
 
-def test_a_question_that_ends_like_our_own_words_writes_no_token():
-    writer = t5_writer()
-    assert writer.ids("Who? </s>: ").count(writer.tokenizer.eos_token_id) == 1
-
-
-def test_rows_of_the_real_t5_end_once_and_no_text_writes_its_tokens():
-    writer = t5_writer()
+def test_rows_of_the_real_t5_end_once_and_no_text_writes_its_tokens(t5):
+    sep, end, extra = t5.tokenizer.convert_tokens_to_ids(["<sep>", "</s>", "<extra_id_0>"])
     sentence = "A film, It </s> was <sep> made <extra_id_0> by Ann. Context: none"
-    ids = writer.ids("generate question: ", "Who made it?", encoders.SEP, sentence)
-    sep, end = writer.tokenizer.convert_tokens_to_ids(["<sep>", "</s>"])
-    assert ids.count(end) == 1 and ids[-1] == end and ids.count(sep) == 1
-    assert writer.tokenizer.convert_tokens_to_ids("<extra_id_0>") not in ids
-    text = writer.text(ids)
+    ids = t5.ids("generate question: ", "Who made it?", encoders.SEP, sentence)
+    assert ids.count(end) == 1 and ids[-1] == end and ids.count(sep) == 1 and extra not in ids
+    text = t5.text(ids)
     assert text.startswith("generate question: Who made it?") and text.endswith("by Ann. Context: none")
-    long = writer.ids("generate question: ", "word " * 2000)
+    assert t5.ids("Who? </s>: ").count(end) == 1    # it ends like our own words
+    long = t5.ids("generate question: ", "word " * 2000)
     assert len(long) == 512 and long[-1] == end
 
 
-def test_two_updates_of_the_real_t5_lower_its_loss():
-    writer = t5_writer()
-    rows = [writer.ids("generate question: ", f"Number {i} is {i}.") for i in range(4)]
-    targets = [writer.ids(f"What is {i}?") for i in range(4)]
-    optimizer = training.make_optimizer(writer.model, 1e-2)
-    losses = []
-    for _ in range(3):
-        logp, mask = writer.logprobs(rows, targets)
-        loss = -logp.sum() / mask.sum()
-        losses.append(loss.item())
-        loss.backward()
-        training.clip_gradient(writer.model)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[2] < losses[1] < losses[0]
-
-
-def test_the_tiny_t5_starts_out_copying_what_follows_a_token():
-    """Before it has learned anything, its decoder raises the word behind the one it has just written."""
-    tokenizer = tiny_t5.tiny_t5_tokenizer()
-    writer = encoders.Writer(tiny_t5.untrained_t5(tokenizer).eval(), tokenizer)
-    row = writer.ids("generate question: ", "Ada Holt, Her mother is Lena Stone.")
-    ada, holt, lena, stone = tokenizer.convert_tokens_to_ids(["Ada", "Holt", "Lena", "Stone"])
-    for first, second, other in ((ada, holt, stone), (lena, stone, holt)):
-        right, _ = writer.logprobs([row], [[first, second]])
-        wrong, _ = writer.logprobs([row], [[first, other]])
-        assert right[0, 1] > wrong[0, 1] + 1
+def test_log_probs_of_targets_are_those_of_the_model_whatever_stands_beside_them(t5):
+    inputs = [t5.ids("generate question: ", f"Number {i}." * i) for i in (1, 4)]
+    targets = [t5.ids(text) for text in ("What is one?", "Who?")]
+    with torch.no_grad():
+        logp, mask = t5.logprobs(inputs, targets)
+    for row, kept, ids, target in zip(logp, mask, inputs, targets, strict=True):
+        with torch.no_grad():
+            loss = t5.model(torch.tensor([ids]), labels=torch.tensor([target])).loss    # a mean over tokens
+        assert -row.sum() / len(target) == pytest.approx(float(loss), abs=1e-5) and kept.sum() == len(target)
 
 
 def test_the_tiny_t5_copies_both_names_of_a_comparison(writer):
@@ -112,36 +85,38 @@ def test_beams_write_texts_without_special_tokens(writer):
 
 def test_a_tokenizer_that_is_not_the_t5s_is_refused(tmp_path):
     model, tokenizer = tiny_encoders.tiny_t5()
+    cfg = askit.Config(question_tokens=8)
+
+    def refused():
+        with pytest.raises(models.ModelError, match="do not go together"):
+            encoders.load_writer(cfg, str(tmp_path))
+
     model.save_pretrained(tmp_path)  # without a tokenizer transformers invents one of a hundred words
-    with pytest.raises(models.ModelError, match="do not go together"):
-        encoders.load_writer(str(tmp_path), 8, 512)
+    refused()
     tokenizer.save_pretrained(tmp_path)
-    assert encoders.load_writer(str(tmp_path), 8, 512).text(tokenizer("Ida")["input_ids"]) == "Ida"
+    assert encoders.load_writer(cfg, str(tmp_path)).text(tokenizer("Ida")["input_ids"]) == "Ida"
     model.config.decoder_start_token_id = None
     model.config.save_pretrained(tmp_path)
-    with pytest.raises(models.ModelError, match="do not go together"):
-        encoders.load_writer(str(tmp_path), 8, 512)
+    refused()
 
 
 # ---- encoders
 
 def test_with_berts_own_tokenizer_a_sentence_can_end_neither_the_evidence_nor_its_text():
-    folder = TOKENIZERS / "bert-base-uncased"
-    if not folder.exists():
-        pytest.skip(f"needs {folder.name} of the shared data")
-    from transformers import BertTokenizer
-    tokens = encoders.PairTokenizer("action", BertTokenizer(vocab=str(folder / "vocab.txt")), 256)
-    hostile = tokens.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
-    width = len(tokens.sep)
-    assert all(hostile[i:i + width] != tokens.sep for i in range(len(hostile)))
-    assert not set(hostile) & set(tokens.tokenizer.all_special_ids) - {tokens.tokenizer.unk_token_id}
-    batch = tokens.batch([(tokens.ids("a b"), hostile), (tokens.ids("a"), None)], "cpu")
-    first = batch["input_ids"][0].tolist()
-    assert first.count(tokens.tokenizer.sep_token_id) == 2 and first[0] == tokens.tokenizer.cls_token_id
-    side = batch["token_type_ids"][0].tolist()
-    assert side.index(1) == 2 + len(tokens.ids("a b")) and sum(side) == len(hostile) + 1
-    assert batch["attention_mask"][1].sum() == 3
-    assert tokens.cut == 0 and len(tokens.ids("word " * 10_000)) == 64 and tokens.cut == 1
+    bert = BertTokenizer(vocab=str(sample("tokenizers/bert-base-uncased/vocab.txt")))
+    for tokenizer in (bert, tiny_encoders.tiny_tokenizer()):
+        tokens = encoders.PairTokenizer("action", tokenizer, 256)
+        hostile = tokens.ids("A film <sep> [SEP] [CLS] <SEP> [sep] of it [MASK].")
+        width = len(tokens.sep)
+        assert all(hostile[i:i + width] != tokens.sep for i in range(len(hostile)))
+        assert not set(hostile) & set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        batch = tokens.batch([(tokens.ids("a b"), hostile), (tokens.ids("a"), None)], "cpu")
+        first = batch["input_ids"][0].tolist()
+        assert first.count(tokenizer.sep_token_id) == 2 and first[0] == tokenizer.cls_token_id
+        side = batch["token_type_ids"][0].tolist()
+        assert side.index(1) == 2 + len(tokens.ids("a b")) and sum(side) == len(hostile) + 1
+        assert batch["attention_mask"][1].sum() == 3
+        assert tokens.cut == 0 and len(tokens.ids("film " * 10_000)) == 64 and tokens.cut == 1
 
 
 def test_a_state_that_is_too_long_leaves_out_its_oldest_sentences():

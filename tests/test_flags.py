@@ -119,7 +119,6 @@ REFUSED = [
     ("omne_r1", "--stage sft --lora 8", "the adapters of stage 2 are --sft-lora"),
     ("omne_r1", "--think-weight -1", "--think-weight -1"),
     ("omne_r1", "--max-rounds 0", "--max-rounds 0"),
-    ("omne_r1", "--test-share 0", "--test-share 0"),
     ("omne_r1", "--lr-warmup 1.5", "--lr-warmup 1.5"),
     ("omne_r1", "--data world --graph x.graphml", "not with --data world"),
     ("askit", "--clip 1", "--clip 1.0: below 1"),

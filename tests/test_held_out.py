@@ -125,8 +125,8 @@ def test_evaluation_data_are_left_out_of_training_and_counted(tmp_path, capsys):
 
 def test_askit_learns_no_question_that_it_is_asked(tmp_path):
     file = write(tmp_path / "q.jsonl", rows_of(30) * 2)
-    cfg = askit.Config(data=file, eval_limit=3)
-    cases, [test] = evidence.load_cases(cfg, "", 0, 4)
+    cfg = askit.Config(data=file, eval_limit=3, validate=0, candidates=4)
+    cases, [test] = evidence.load_cases(cfg, "")
     asked, learned = ({case.question.question for case in some} for some in (test.cases, cases))
     assert len(learned) == 15 and len(test.cases) == 3 and not asked & learned
 

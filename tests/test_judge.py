@@ -9,8 +9,7 @@ from common import data
 from common.files import RunError, read_jsonl
 from common.of_omne import judge
 from common.serve import chat_client
-
-PATH = [["Rome", "capital of", "Italy"], ["Italy", "neighbour of", "France"]]
+from common.world import tiny
 
 
 @pytest.fixture
@@ -77,57 +76,39 @@ def test_a_line_that_is_no_answer_is_named(tmp_path):
 
 
 def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
-    file = tmp_path / "answers.jsonl"
-    rows = [{"question": "q", "golden_answer": "g", "answer": f"a{i}"} for i in range(4)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = [f"a{i}" for i in range(4)]
     first = said(verdict(True), "well", verdict(False), RunError("down"))
     with pytest.raises(RunError, match="down"):
-        judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
+        scored(tmp_path, answers)
     assert len(first) == 4 and not (tmp_path / "answers.judged.jsonl").exists()
     second = said(verdict(False))
-    judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
-    # (what could not be read is asked for again)
-    assert second == [first[1], first[3]]
-    found = [row["correct"] for row in read_jsonl(tmp_path / "answers.judged.jsonl")]
-    assert found == [True, False, False, False]
+    rows = scored(tmp_path, answers)
+    assert second == [first[1], first[3]]  # (what could not be read is asked for again)
+    assert [row["correct"] for row in rows] == [True, False, False, False]
     assert {f.name for f in tmp_path.iterdir()} == {"answers.jsonl", "answers.judged.jsonl"}
 
 
-@pytest.fixture
-def direct(tmp_path):
-    """direct(questions, flags): --stage direct on these, with a tiny policy of random weights."""
-    folder = tmp_path / "policy"
-    from common.world import tiny
+def test_answers_from_memory_are_evaluated_and_then_judged(said, tmp_path):
     tokenizer = tiny.tiny_tokenizer(["Rome", "France", "Who"], ["<think>", "</think>"])
-    tiny.tiny_model(tokenizer, width=32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    triples = tmp_path / "geo.jsonl"
-    triples.write_text("".join(json.dumps(edge) + "\n" for edge in PATH))
-
-    def run(texts):
-        questions = tmp_path / "questions.jsonl"
-        rows = [{"id": str(i), "graph_type": "geo", "question": text, "golden_answer": "France", "hops": 1}
-                for i, text in enumerate(texts)]
-        questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        omne_r1.main(["--model", str(folder), "--graph", f"geo={triples}", "--graph-encoder=",
-                      "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
-                      "--out", str(tmp_path), "--name", "a"])
-        return tmp_path / "omne_r1"
-
-    return run
-
-
-def test_answers_from_memory_are_evaluated_and_then_judged(said, direct):
+    tiny.tiny_model(tokenizer, width=32).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    triples, questions = tmp_path / "geo.jsonl", tmp_path / "questions.jsonl"
+    triples.write_text('["Rome", "capital of", "Italy"]\n')
     texts = ["Who?", "Who Rome?"]
-    base = direct(texts)
-    file = base / "a-direct/eval_1-2-hop.json"
+    rows = [{"id": text, "graph_type": "geo", "question": text, "golden_answer": "France", "hops": 1}
+            for text in texts]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    omne_r1.main(["--model", str(tmp_path / "policy"), "--graph", f"geo={triples}", "--graph-encoder=",
+                  "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
+                  "--out", str(tmp_path), "--name", "a"])
+    file = tmp_path / "omne_r1/a-direct/eval_1-2-hop.json"
     found = json.loads(file.read_text())
     assert found["summary"]["em"] == 0 and all(row["nodes"][1]["tokens"] for row in found["predictions"])
-    table = json.loads((base / "a-table.json").read_text())
+    table = json.loads((tmp_path / "omne_r1/a-table.json").read_text())
     assert [row[:4] for row in table["rows"]] == [["direct", "1-2-hop", 2, ".260"]]
     prompts = said(verdict(True))
     omne_r1.main(["--score", str(file), "--judge", "http://127.0.0.1:9/v1"])
-    rows = read_jsonl(base / "a-direct/eval_1-2-hop.judged.jsonl")
+    rows = read_jsonl(file.with_suffix(".judged.jsonl"))
     assert [(row["question"], row["golden_answer"], row["correct"]) for row in rows] == [
         (text, "France", True) for text in texts]
     assert len(prompts) == 2

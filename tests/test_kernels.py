@@ -407,12 +407,43 @@ def test_the_loss_of_turn_sums_by_hand():
     assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx(expected)
 
 
-def test_both_forms_of_the_loss_equal_the_loop_in_fp64():
-    from benchmarks.bench_kernels import bench_loss
+def test_both_forms_of_the_loss_equal_a_loop_over_turns_in_fp64():
+    low, high = 3e-3, 4e-3
+    random = torch.Generator().manual_seed(0)
+    turn_ids = torch.tensor([[-1, 0, 0, 0, -1, 1, 1, 2, -1], [0, 0, -1, -1, 1, 2, 2, 2, 3]])
+    mask = turn_ids >= 0
+    old = -torch.rand(2, 9, generator=random, dtype=torch.float64) * mask
+    new = (old + 5e-2 * torch.randn(2, 9, generator=random, dtype=torch.float64)) * mask
+    per_turn = torch.randn(2, 4, generator=random, dtype=torch.float64)
+    advantages = per_turn.gather(1, turn_ids.clamp(min=0)) * mask
+    turn_ptr = torch.tensor([0, 3, 5, 6, 8, 9, 12, 13])
+    gather = torch.where(mask, mask.flatten().cumsum(0).view(2, 9) - 1, 13)
 
-    rows = bench_loss(B=6, T=300, turns=4, device=DEVICE, repeats=1)
-    assert [row["form"] for row in rows] == ["loop", "formula", "turn_loss"]
-    assert all(row["loss difference"] < 1e-12 and row["gradient difference"] < 1e-12 for row in rows)
+    def looped(new):
+        total = 0.0
+        for b in range(2):
+            for k in range(int(turn_ids[b].max()) + 1):
+                here = turn_ids[b] == k
+                change = new[b, here] - old[b, here]
+                log_ratio = change.mean().detach() + new[b, here] - new[b, here].detach()
+                ratio, a = log_ratio.exp(), advantages[b, here]
+                term = torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+                total = total - term.sum() / mask[b].sum() / 2
+        return total
+
+    def of_sums(new):
+        sums = [turn_sum(x[mask], turn_ptr, "torch") for x in (new, old)]
+        return turn_loss(*sums, advantages, mask, gather, turn_ptr, low, high)
+
+    def formula(new):
+        return at2po.atpo_loss(new, old, advantages, mask, turn_ids, low, high)[0]
+
+    new.requires_grad_()
+    losses = [form(new) for form in (looped, formula, of_sums)]
+    gradients = [torch.autograd.grad(loss, new)[0] for loss in losses]
+    for loss, gradient in zip(losses[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(loss, losses[0], atol=1e-12, rtol=0)
+        torch.testing.assert_close(gradient, gradients[0], atol=1e-12, rtol=0)
 
 
 # ---- planted errors

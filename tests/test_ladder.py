@@ -115,7 +115,7 @@ def test_em_along_a_run_is_a_mean_over_tokens_whatever_its_steps(tmp_path):
 def asked(monkeypatch):
     """The commands that a table would run, as (run folder, command), and what it shows."""
     found = []
-    monkeypatch.setattr(ladder, "all_at_once", lambda commands, most: found.extend(commands.items()))
+    monkeypatch.setattr(ladder, "one_by_one", lambda commands: found.extend(commands.items()))
     monkeypatch.setattr(ladder, "show", lambda path, title, recipe, methods: found.append((path, methods)))
     return found
 
@@ -187,10 +187,10 @@ def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
-    def interrupted(commands, most):
+    def interrupted(commands):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ladder, "all_at_once", interrupted)
+    monkeypatch.setattr(ladder, "one_by_one", interrupted)
     with pytest.raises(SystemExit) as stop:
         ladder.main(["at2po", "table1", "--out", str(tmp_path)])
     assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().err
@@ -221,10 +221,11 @@ def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, mon
 
 
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
+    never = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
     with pytest.raises(RunError, match="bad failed .error: no such thing.*bad.log"):
-        ladder.all_at_once({tmp_path / "good": sleeping, tmp_path / "bad": failing}, 2)
+        ladder.one_by_one({tmp_path / "bad": failing, tmp_path / "next": never})
+    assert not (tmp_path / "begun").exists()
 
 
 @pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 12), ("table4", 7)])

@@ -76,7 +76,7 @@ def test_a_small_and_a_large_policy_by_hand(shapes):
 
 
 def test_what_a_gpu_held_in_an_update(shapes):
-    """Peak of allocated memory on an H100, PyTorch 2.11, random trees (benchmarks/bench_gpu.py)."""
+    """Peak of allocated memory on an H100, PyTorch 2.11, random trees (results/notes/gpu.md)."""
     for model, settings, measured in (
         ("0.6B", {}, 11.99),
         ("0.6B", {"optimizer": "adamw8bit"}, 8.32),

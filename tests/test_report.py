@@ -22,7 +22,6 @@ from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
 from common.of_mygo import teams
-from common.page import __main__ as folders
 from common.page import record
 from common.page.writer import write_page
 from common.report import __main__ as comparison
@@ -529,7 +528,7 @@ def test_a_page_without_a_browser(tmp_path):
     assert set(first["curves"]["panels"]) == {"answers", "format", "entropy (nats a token)"}
     assert first["curves"]["runs"]["x"][1] == {
         "step": 2, "reward/em": .05, "reward/format": .9, "rollout/entropy": .2}
-    folders.main([str(run)])
+    comparison.main([str(run)])
     assert (run / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -641,7 +640,7 @@ def test_explain_on_the_terminal(tmp_path, capsys):
         assert words in out
     assert "reward 1" not in out
     with pytest.raises(SystemExit, match="holds no run"):
-        folders.main([str(tmp_path / "nowhere")])
+        comparison.main([str(tmp_path / "nowhere")])
 
 
 @pytest.fixture
@@ -897,26 +896,3 @@ def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, ca
     assert shlex.split(command) == [
         "python", "at2po.py", "--data", "a.jsonl", "--lr", "1e-3", "--checkpoint",
         str(folder.path / "checkpoint"), "--eval-temperature", "0", "--ask", "Who's \ufffd[2Jit?"]
-
-
-@pytest.mark.parametrize("script, flag, name, folder, command, other", [
-    ("at2po", "loss", "atpo-1", "atpo-1", "--seed 1 --loss grpo", "grpo-1"),
-    ("at2po", "loss", "mine", "mine", "--seed 1 --loss grpo --name mine-grpo", "mine-grpo"),
-    ("mygo_mujica", "stage", "small", "small-text-mygo", "--seed 1 --name small --stage grpo",
-     "small-text-grpo"),
-])
-def test_a_run_is_compared_with_its_baseline(
-        script, flag, name, folder, command, other, tmp_path, capsys, monkeypatch):
-    typed = ["--seed", "1", *(["--name", name] if name in ("mine", "small") else []), "--resume"]
-    monkeypatch.setattr(flags, "typed", typed)
-    value = {"loss": "atpo", "stage": "all"}[flag]
-    folder = RunFolder(tmp_path, script, folder, {"name": name, flag: value})
-    folder.create()
-    (folder.path / "trajectories.html").write_text("")
-    (folder.path / "checkpoint").mkdir()
-    (folder.path / "checkpoint/trainer.json").write_text("{}")
-    monkeypatch.setattr(run, "opened", [folder])
-    run.tell_what_next((flag, "grpo"))
-    before, _, after = capsys.readouterr().out.partition("common.report")
-    assert f"python {script}.py {command}  # the baseline" in before
-    assert [path.rpartition("/")[2] for path in after.split()] == [folder.path.name, other]

@@ -366,3 +366,22 @@ def test_a_question_that_is_drawn_twice_gets_two_seeds():
     a, b = (Question(name, "Who?", []) for name in "ab")
     seeds = rollout.question_seeds([a, b, a], 0)
     assert len(set(seeds)) == 3 and seeds[:2] == rollout.question_seeds([a, b], 0)
+
+
+def test_nobody_asks_for_the_repr_of_what_agents_return():
+    asked = []
+
+    class Tree:
+        def __repr__(self):
+            asked.append(self)
+            return "megabytes"
+
+    async def agent():
+        return Tree()
+
+    class Idle:
+        busy = False
+
+    search = rollout.BatchedSearch(None)
+    done = rollout.run_agents([agent() for _ in range(3)], Idle(), search)
+    assert [type(tree) for tree in done] == [Tree] * 3 and not asked

@@ -21,7 +21,6 @@ from common.files import UserError, read_jsonl
 from common.folder import open_folder, opened
 from common.of_at2po import baselines
 from common.of_mygo import teams
-from common.page import __main__ as pages
 from common.report import __main__ as comparison
 from common.run import Run, program, tell_what_next, what_is_saved
 from common.world import tiny
@@ -267,7 +266,7 @@ def read_everything(folder, cfg, other):
     for name, result in results.items():
         metrics.summary_line(name, result["summary"])
     report.show_averages(results, {"both": list(results)})
-    pages.main([str(folder)])
+    comparison.compare([folder])
     ladder.refuse_other_settings(folder, [folder], asdict(cfg))
     comparison.compare([folder, other], folder / "c.png", page=folder / "c.html")
     tell_what_next()

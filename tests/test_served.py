@@ -11,8 +11,8 @@ import bi_rar
 import mygo_mujica
 from common import chat, rollout
 from common.files import RunError, read_jsonl
+from common.rollout import PLACE
 from common.serve import chat_client, served
-from common.turns import PLACE
 from tests.served_model import Model
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}

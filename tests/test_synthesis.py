@@ -1,5 +1,6 @@
 """graphs/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
 
+import contextlib
 import json
 import re
 import threading
@@ -84,12 +85,13 @@ def test_the_subgraph_goes_along_edges_of_either_direction():
 
 
 @pytest.mark.parametrize("name,nodes,expected", [
-    ("christmas_carol", 322, 241),
-    ("ultradomain_mix", 450, 127),
-    ("christmas_carol_nano_graphrag", 694, 156),
+    ("lightrag_graph/christmas_carol", 322, 241),
+    ("lightrag_graph/ultradomain_mix", 450, 127),
+    ("lightrag_graph/christmas_carol_nano_graphrag", 694, 156),
+    ("wikidata_codex/codex-s_train.txt", 2034, 0),  # every ball has more than 400 nodes
 ])
 def test_seeds_of_the_sample_graphs(name, nodes, expected):
-    graph = kg_files.load_graph(sample(f"lightrag_graph/{name}/graph_chunk_entity_relation.graphml"))
+    graph = kg_files.load_graph(sample(name))
     assert (len(graph.graph), len(synthesis.seeds(graph))) == (nodes, expected)
 
 
@@ -110,19 +112,17 @@ def fault(graph, kind, path, question, answer):
     return synthesis.path_fault(graph, kind, path, answer) or synthesis.name_fault(path, question, answer)
 
 
-def other_answers(graph, path, relations, answer):
-    """As attempt_one has them."""
-    upto = relations[:path.index(answer)]
-    return sorted(synthesis.reached(graph, path[0], upto) - {answer})
-
-
-def test_the_paper_s_own_example_holds():
-    asked = ("What biochemical intervention is used to manage the pathogen that contributes to "
-             "Colony Collapse Disorder through pesticide interactions?")
-    assert fault(BEES, "12", CCD[:3], asked, "Fumagilin-B") is None
+PAPERS = ("What biochemical intervention is used to manage the pathogen that contributes to "
+          "Colony Collapse Disorder through pesticide interactions?")
 
 
 @pytest.mark.parametrize("kind,path,question,answer,rule", [
+    ("12", CCD[:3], PAPERS, CCD[2], None),  # the paper's own example
+    ("12", CCD[:2], WELL, CCD[1], None),
+    ("12", CCD[:3], WELL, CCD[1], None),
+    ("3", CCD[:4], WELL, CCD[3], None),
+    ("3", CCD[:6], WELL, CCD[5], None),
+    ("12", CCD[2::-1], "What is behind Fumagilin-B?", CCD[0], None),  # against the edges' direction
     ("12", CCD[:2] + ["Varroa"], WELL, "Varroa", "node not in the graph"),
     ("12", CCD[:2] + CCD[:1], WELL, "Nosema", "node twice in the path"),
     ("12", [CCD[0], CCD[2]], WELL, CCD[2], "path not connected"),
@@ -138,64 +138,41 @@ def test_the_paper_s_own_example_holds():
     ("12", CCD[:3], WELL + " Fumagilin-B?", "Nosema", "inner node named"),
 ])
 def test_each_rule_has_its_case(kind, path, question, answer, rule):
-    assert fault(BEES, kind, path, question, answer)[0] == rule
+    found = fault(BEES, kind, path, question, answer)
+    assert (found and found[0]) == rule
 
 
-@pytest.mark.parametrize("kind,path,answer", [
-    ("12", CCD[:3], CCD[2]), ("12", CCD[:2], CCD[1]), ("3", CCD[:4], CCD[3]), ("3", CCD[:6], CCD[5]),
-    ("12", CCD[:3], CCD[1]), ("12", CCD[2::-1], CCD[0]),
-])
-def test_good_drafts_hold_also_against_the_edges_direction(kind, path, answer):
-    assert fault(BEES, kind, path, f"What is behind {path[0]}?", answer) is None
+NAMED = [
+    ("Fianna Fáil", "Who led fianna fail?"), ("FIANNA FAIL", "Who led Fianna  Fáil?"),
+    ("Ann", "Who is Ann's aunt?"), ("Ann", "Is it Ann?"),
+    ("King's Inns", "Where are the King\u2019s Inns?"), ("X-ray", "What does an X\u2011ray show?"),
+    ("University College Dublin (UCD)", "Who taught at University College Dublin?"),
+    ("Straße", "Which STRASSE?"), ("上海", "谁在上海出生？"), ("東京", "東京の知事は誰か。"),
+    ("ガンダム", "機動戦士ガンダムの作者は？"),
+    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร"), ("서울", "서울의 시장은 누구인가?"), ("Ann", "谁是Ann的姑姑？"),
+    ("1915", "1915年に何があったか。"),
+]
+NOT_NAMED = [
+    ("Ann", "Who is Anna?"), ("Ann", "Who is Joann?"), ("1915", "What was made in 19150?"),
+    ("a.b", "What is axb?"), ("UCD (Dublin)", "Where is Dublin?"), ("东京", "谁在上海出生？"),
+    ("가", "각하는 누구입니까?"), ("Ann", "谁是Anna的姑姑？"), ("\u0301", "What?"), ("", "What?"),
+]
 
 
-@pytest.mark.parametrize("name,question,named", [
-    ("Fianna Fáil", "Who led fianna fail?", True),
-    ("FIANNA FAIL", "Who led Fianna  Fáil?", True),
-    ("Ann", "Who is Anna?", False),
-    ("Ann", "Who is Joann?", False),
-    ("Ann", "Who is Ann's aunt?", True),
-    ("Ann", "Is it Ann?", True),
-    ("King's Inns", "Where are the King\u2019s Inns?", True),
-    ("X-ray", "What does an X\u2011ray show?", True),
-    ("1915", "What was made in 19150?", False),
-    ("a.b", "What is axb?", False),
-    ("University College Dublin (UCD)", "Who taught at University College Dublin?", True),
-    ("UCD (Dublin)", "Where is Dublin?", False),
-    ("Straße", "Which STRASSE?", True),
-    ("上海", "谁在上海出生？", True),
-    ("东京", "谁在上海出生？", False),
-    ("東京", "東京の知事は誰か。", True),
-    ("ガンダム", "機動戦士ガンダムの作者は？", True),
-    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร", True),
-    ("서울", "서울의 시장은 누구인가?", True),
-    ("가", "각하는 누구입니까?", False),
-    ("Ann", "谁是Ann的姑姑？", True),
-    ("Ann", "谁是Anna的姑姑？", False),
-    ("1915", "1915年に何があったか。", True),
-    ("\u0301", "What?", False),
-    ("", "What?", False),
-])
-def test_names_are_compared_on_word_boundaries_case_and_accents_apart(name, question, named):
-    assert synthesis.is_named(name, question) == named
+@pytest.mark.parametrize("pairs, named", [(NAMED, True), (NOT_NAMED, False)])
+def test_names_are_compared_on_word_boundaries_case_and_accents_apart(pairs, named):
+    wrong = [pair for pair in pairs if synthesis.is_named(*pair) != named]
+    assert not wrong
 
 
-def test_a_chinese_draft_holds_and_its_leak_is_seen():
-    graph = graph_of([("北京", "市长", "王"), ("王", "出生于", "上海")])
-    path = ["北京", "王", "上海"]
-    assert fault(graph, "12", path, "北京的市长出生于哪里？", "上海") is None
-    assert fault(graph, "12", path, "北京的市长在上海出生吗？", "上海")[0] == "answer named"
-
-
-def test_another_node_by_the_same_labels_is_seen_up_to_the_answer():
+def test_another_node_by_the_same_labels_is_seen():
     graph = graph_of([("A", "r", "B"), ("A", "r", "C"), ("B", "s", "D"), ("C", "s", "D"), ("C", "t", "E"),
                       ("D", "u", "F"), ("D", "u", "A")])
-    assert other_answers(graph, ["A", "B"], ["r"], "B") == ["C"]
-    assert other_answers(graph, ["A", "B", "D"], ["r", "s"], "D") == []
-    assert other_answers(graph, ["A", "B", "D"], ["r", "s"], "B") == ["C"]
+    assert synthesis.reached(graph, "A", ["r"]) == {"B", "C"}
+    assert synthesis.reached(graph, "A", ["r", "s"]) == {"D"}
     assert synthesis.reached(graph, "A", ["r", "s", "u"]) == {"F"}  # not the start itself
+    assert synthesis.reached(graph, "D", ["inverse of s"]) == {"B", "C"}
     assert synthesis.relations_along(graph, ["D", "B", "A", "E"]) == ["inverse of s", "inverse of r", None]
-    assert other_answers(graph, ["D", "B"], ["inverse of s"], "B") == ["C"]
     assert synthesis.steps(BEES, "Nosema") == [("treated with", "Fumagilin-B"), ("linked to", CCD[0])]
 
 
@@ -208,13 +185,11 @@ def item(node, kind="12", turn=0):
 
 def test_the_template_s_question_is_of_the_labels_and_of_the_answer_s_kind():
     graph = graph_of([("Pale Tower", "director", "Ada Adler"), ("Ada Adler", "mother", "Cora Cole")])
-    path = ["Pale Tower", "Ada Adler", "Cora Cole"]
-    labels = ["director", "mother"]
-    assert synthesis.question_of_labels(graph, path, labels) == \
-        "What is the mother of the director of Pale Tower?"
-    graph.graph.nodes["Cora Cole"]["kind"] = "Person"
-    assert synthesis.question_of_labels(graph, path, labels) == \
-        "Who is the mother of the director of Pale Tower?"
+    for kind, who in (("", "What"), ("Person", "Who")):
+        graph.graph.nodes["Cora Cole"]["kind"] = kind
+        path = ["Pale Tower", "Ada Adler", "Cora Cole"]
+        asked = synthesis.question_of_labels(graph, path, ["director", "mother"])
+        assert asked == f"{who} is the mother of the director of Pale Tower?"
 
 
 def test_a_walk_goes_forward_visits_no_node_twice_and_is_always_the_same():
@@ -229,20 +204,14 @@ def test_a_walk_goes_forward_visits_no_node_twice_and_is_always_the_same():
 
 
 def test_weigh_and_wording_are_the_caller_s():
-    def weigh(relation):
-        return relation.endswith("2")
+    def walked(weigh, times=1):
+        teacher = Template(lambda graph, path, relations: "/".join(relations), weigh)
+        return [teacher.draft(tree(True), item("Root", "12", t), 1).question for t in range(times)]
 
-    def wording(graph, path, relations):
-        return f"{path[0]}: {'/'.join(relations)}?"
-
-    drafts = [Template(wording, weigh).draft(tree(True), item("Root", "12", t), 1) for t in range(20)]
-    assert {d.question for d in drafts} == {"Root: child 2?", "Root: child 2/child 2?"}
-    walked = Template(weigh=dict.fromkeys(["child 0", "child 1", "child 2"], 0).get)
-    assert walked.draft(tree(True), item("Root"), 1).path == ["Root"]
+    assert set(walked(lambda relation: relation.endswith("2"), 20)) == {"child 2", "child 2/child 2"}
+    assert walked(lambda relation: 0) == [""]
     # three edges of .1 are taken in three of ten cases, the walk ends in the others
-    seldom = Template(weigh=lambda relation: .1)
-    ended = [seldom.draft(tree(True), item("Root", "12", t), 1).path == ["Root"] for t in range(100)]
-    assert 55 < sum(ended) < 85
+    assert 55 < walked(lambda relation: .1, 100).count("") < 85
 
 
 class Words:
@@ -251,23 +220,12 @@ class Words:
 
     def __init__(self, *drafts):
         self.drafts = list(drafts)
-        self.previous = []
 
     def draft(self, graph, item, attempt, previous, answers):
-        self.previous.append(previous)
         return self.drafts.pop(0)
 
     def judge(self, draft, item, attempt, answers):
         return True, ""
-
-
-def test_the_order_of_the_work_is_the_same_round_by_round():
-    names = list("abcdefgh")
-    items = list(synthesis.items_of("cs", "3", names, 2))
-    assert [item.id for item in items] == [f"cs-3-{number}" for number in range(16)]
-    order = [item.seed_node for item in items]
-    assert order[:8] == order[8:] != names == sorted(order[:8])
-    assert [item.round for item in items] == [0] * 8 + [1] * 8
 
 
 def root_question(*steps, words="Which node below Root?"):
@@ -281,53 +239,42 @@ def rules(folder):
 ROOT = {"kinds": ("12",), "only": {"tree": ["Root"]}}
 
 
-def test_a_duplicate_ends_an_item_and_is_kept(tmp_path):
-    words = Words(root_question("N0"), root_question("N0"), root_question("N1"))
-    rows = synthesize({"tree": tree()}, tmp_path, words, 2, **ROOT)
-    assert [(row["id"], row["golden_answer"]) for row in rows] == [("tree-12-0", "N0"), ("tree-12-2", "N1")]
+def test_the_rows_of_questions_and_of_a_duplicate(tmp_path):
+    words = Words(root_question("N0"), root_question("N0"), root_question("N1"),
+                  root_question("N0", "N01", "N012"), root_question("N1", "N10", "N102"))
+    rows = synthesize({"tree": tree()}, tmp_path, words, 2, only=ROOT["only"])
+    assert rows == files.read_jsonl(tmp_path / "questions.jsonl")
+    assert [row["id"] for row in rows] == ["tree-12-0", "tree-12-2", "tree-3-0", "tree-3-1"]
+    assert rows[2] == {
+        "id": "tree-3-0", "graph_type": "tree", "question": "Which node below Root?", "golden_answer": "N012",
+        "path": ["Root", "N0", "N01", "N012"], "relations": ["child 0", "child 1", "child 2"], "hops": 3,
+        "kind": "3", "seed_node": "Root", "ambiguous": False}
     rejected, = files.read_jsonl(tmp_path / "rejected.jsonl")
+    assert rejected.pop("reason")
     assert rejected == {"id": "tree-12-1", "graph_type": "tree", "kind": "12", "rule": "duplicate",
-                        "path": ["Root", "N0"], "question": "Which node below Root?", "answer": "N0",
-                        "reason": "The question and its answer are there already."}
+                        "path": ["Root", "N0"], "question": "Which node below Root?", "answer": "N0"}
 
 
-def test_the_rows_of_a_question(tmp_path):
-    words = Words(root_question("N0"), root_question("N0", "N01", "N012"))
-    rows = synthesize({"tree": tree()}, tmp_path, words, 1, only=ROOT["only"])
-    assert rows == files.read_jsonl(tmp_path / "questions.jsonl") == [
-        {"id": "tree-12-0", "graph_type": "tree", "question": "Which node below Root?", "golden_answer": "N0",
-         "path": ["Root", "N0"], "relations": ["child 0"], "hops": 1, "kind": "12", "seed_node": "Root",
-         "ambiguous": False},
-        {"id": "tree-3-0", "graph_type": "tree", "question": "Which node below Root?",
-         "golden_answer": "N012", "path": ["Root", "N0", "N01", "N012"],
-         "relations": ["child 0", "child 1", "child 2"], "hops": 3, "kind": "3", "seed_node": "Root",
-         "ambiguous": False}]
-
-
-def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(tmp_path, capsys):
+@pytest.mark.parametrize("unique, answers, said", [
+    (True, ["N1"], "1 questions, 1 drafts rejected (1 another node reached); 1 (50%"),
+    (False, ["N0", "N1"], "2 questions, 0 drafts rejected; 1 (50%"),
+])
+def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(
+        tmp_path, capsys, unique, answers, said):
     graph = tree()
     graph.graph.add_edge("Root", "N00", "child 0", relation="child 0", description="")
-    drafts = (root_question("N0"), root_question("N1"))
-    rows = synthesize({"tree": graph}, tmp_path / "a", Words(*drafts), 2, **ROOT, unique=False)
-    assert [row["ambiguous"] for row in rows] == [True, False] and rules(tmp_path / "a") == []
-    assert "2 questions, 0 drafts rejected; 1 (50% of those that are fit) lead to another answer as well: " \
-        "kept" in capsys.readouterr().out
-    rows = synthesize({"tree": graph}, tmp_path / "b", Words(*drafts), 1, **ROOT)
-    assert [row["golden_answer"] for row in rows] == ["N1"]
-    assert rules(tmp_path / "b") == ["another node reached"]
-    assert capsys.readouterr().out.splitlines()[-1].endswith(
-        "1 questions, 1 drafts rejected (1 another node reached); 1 (50% of those that are fit) lead to "
-        "another answer as well: left out (--no-unique keeps them)")
+    words = Words(root_question("N0"), root_question("N1"))
+    rows = synthesize({"tree": graph}, tmp_path, words, len(answers), **ROOT, unique=unique)
+    assert [(row["golden_answer"], row["ambiguous"]) for row in rows] == [(a, a == "N0") for a in answers]
+    assert rules(tmp_path) == ["another node reached"] * unique and said in capsys.readouterr().out
 
 
 def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
-    words = Words(root_question("N0"), *[root_question("N0")] * 3)
+    words = Words(*[root_question("N0")] * 4)
     assert len(synthesize({"tree": tree()}, tmp_path / "few", words, 9, **ROOT, rounds=4)) == 1
-    said = capsys.readouterr().out
-    assert "tree, 1/2 hop: 8 of 9 questions are missing: all 1 seed nodes had 4 turns" in said
+    assert "8 of 9 questions are missing: all 1 seed nodes had 4 turns" in capsys.readouterr().out
     lost = Words(*[root_question("N0", words="Which node?")] * 12)
-    message = r"no question, 12 drafts rejected \(12 start node not named\)"
-    with pytest.raises(files.RunError, match=message):
+    with pytest.raises(files.RunError, match=r"no question, 12 drafts rejected \(12 start node"):
         synthesize({"tree": tree()}, tmp_path / "none", lost, 9, **ROOT, rounds=4)
 
 
@@ -450,39 +397,22 @@ def test_nonsense_then_a_leak_then_a_good_question_with_the_feedback_of_each(ope
         "Of course! Here is your question.",
         as_json(["Root", "N0", "N01"], "What is below N0, below Root?", "N01"),
         as_json(["Root", "N0", "N01"], "What is two below Root?", "N01"),
-        "<think>They want {}.</think>\n```json\n"
-        + as_json(["Root", "N0", "N02"], "What comes of a child of Root?", "N02") + "\n```",
+        as_json(["Root", "N0", "N02"], "What comes of a child of Root?", "N02"),
     ]
-
-    def answer(prompt):
-        return verdicts.pop(0) if JUDGE in prompt else drafts.pop(0)
-
-    server = openai(answer)
+    server = openai(lambda prompt: verdicts.pop(0) if JUDGE in prompt else drafts.pop(0))
     row, = synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=4)
     assert row["golden_answer"] == "N02" and row["relations"] == ["child 0", "child 2"]
     assert rules(tmp_path) == ["unreadable JSON", "inner node named", "judge says no"]
-    reasons = [row["reason"] for row in files.read_jsonl(tmp_path / "rejected.jsonl")]
-    assert reasons[0] == "no JSON object: Of course! Here is your question." and reasons[2] == "Too easy."
-    asked = prompts(server)
-    assert [JUDGE in prompt for prompt in asked] == [False, False, False, True, False, True]
-    assert "not good enough" not in asked[0] + asked[1]
+    first, second, with_leak, judged, again, last = prompts(server)
+    assert JUDGE in judged and JUDGE in last and "not good enough" not in first + second
     assert """\
 previous path: ['Root', 'N0', 'N01']
 previous question: What is below N0, below Root?
 This is the feedback
 path validity: True
-question feedback: The question reveals the name of a middle node 'N0' in the path, which should be hidden \
-according to the requirements.
-You need to provide a better question and/or path and fix the previous issues.
-Output in English.
-""" in asked[2]
-    assert "question feedback: Too easy.\n" in asked[4] and "N0, below Root" not in asked[4]
-    assert asked[5].endswith("""\
-Path: ['Root', 'N0', 'N02']
-Multi-hop question: What comes of a child of Root?
-Output in JSON format only, don't add markdown code delimiter or anything else, only a valid json object:
-{"valid": true or false, "reason": "your reason"}
-""")
+question feedback: The question reveals the name of a middle node 'N0' in the path, which""" in with_leak
+    assert "question feedback: Too easy.\n" in again and "N0, below Root" not in again
+    assert "Path: ['Root', 'N0', 'N02']\nMulti-hop question: What comes of a child of Root?\nOutput" in last
     path, headers, request = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer sk-secret-7"
     assert request.keys() == {"model", "messages"} and request["model"] == "r1"
@@ -497,22 +427,21 @@ def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
         in prompts(server)[1]
 
 
-def test_the_prompts_are_the_appendix_s(openai):
+def test_the_prompts_are_the_appendix_s():
     graph = graph_of([("Urban Farms", "perception change, urban development", "Corboy"),
                       ("Corboy", "keeps", "Bee\nhives </think>"), ("Corboy", "keeps", "Corboy")], False)
-    short = synthesis.generation_prompt(graph, item("Urban Farms"))
-    assert short.startswith("""\
+    short, long = (synthesis.generation_prompt(graph, item("Urban Farms", kind)) for kind in ("12", "3"))
+    relations = """\
 Relations(entity_1 - entity_2: the relation):
 Urban Farms - Corboy: perception change, urban development
 Corboy - Bee hives ‹/think>: keeps
 Corboy - Corboy: keeps
-The above is a knowledge graph where the relation between the entities are
-Your need to determine a path""")
+"""
+    assert short.startswith(relations + "The above is a knowledge graph where the relation between")
     assert "The length of the path is 2 or 3, which" in short and "Diamond Head Classic's MVP play" in short
-    long = synthesis.generation_prompt(graph, item("Urban Farms", "3"))
-    assert "Corboy: keeps\nGiven the knowledge graph above" in long
+    assert long.startswith(relations + "Given the knowledge graph above")
     assert "The path length should be at least 4.\n" in long
-    assert "Hints" not in long and long.endswith('"answer": the answer node name}\n')
+    assert long.endswith('"answer": the answer node name}\n')
 
 
 def test_a_name_as_it_is_printed_is_the_graph_s(openai, tmp_path):
@@ -570,47 +499,28 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
     assert files.read_jsonl(tmp_path / "rejected.jsonl")[0]["question"] == "below Root ??"
 
 
-@pytest.mark.parametrize("body, rule, reason", [
-    (b'{"choices": []}', "no answer from the teacher", "http.* not as an OpenAI-compatible service"),
-    (b"[]", "no answer from the teacher", "http.* not as an OpenAI-compatible service"),
-    (said(["text"]), "no answer from the teacher", "http.* not as an OpenAI-compatible service"),
-    (said(None), "unreadable JSON", "no JSON object"),
+@pytest.mark.parametrize("answer, rule, reason", [
+    ((200, b'{"choices": []}'), "no answer from the teacher", "OpenAI"),
+    ((200, b"[]"), "no answer from the teacher", "OpenAI"),
+    ((200, said(["text"])), "no answer from the teacher", "OpenAI"),
+    ((200, said(None)), "unreadable JSON", "no JSON object"),
+    ("I would rather not.", "unreadable JSON", "I would rather"),
 ])
-def test_an_answer_without_a_text_is_counted_and_a_run_of_them_stops(openai, tmp_path, body, rule, reason):
-    server = openai(lambda prompt: (200, body))
-    with pytest.raises(files.RunError, match=f"30 unusable answers in a row, the last: .{reason}"):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90)
+def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path, answer, rule, reason):
+    server = openai(lambda prompt: answer)
+    with pytest.raises(files.RunError, match=f"30 unusable answers in a row.*{reason}"):
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90, kinds=("12",))
     assert set(rules(tmp_path)) == {rule} and 30 <= len(server.asked) <= 32
-
-
-def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path):
-    server = openai(lambda prompt: "I would rather not.")
-    message = "30 unusable answers in a row, the last: 'no JSON object: I would rather.*same command goes on"
-    with pytest.raises(files.RunError, match=message):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(), 50, kinds=("12",))
     server.answer = good_answers
     assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",))) == 3
 
 
-def test_one_good_answer_among_bad_ones_starts_the_count_anew(openai, tmp_path, monkeypatch):
-    def answer(prompt):
-        drafts = [p for p in prompts(server) if JUDGE not in p]
-        return good_answers(prompt) if JUDGE in prompt or len(drafts) % 3 == 0 else "no"
-
-    monkeypatch.setattr(synthesis, "NEVER_READ", 3)
-    server = openai(answer)
-    asker = server.teacher(concurrency=1)
-    rows = synthesize({"tree": tree()}, tmp_path, asker, 4, kinds=("12",), unique=False)
-    assert len(rows) == 4 and rules(tmp_path) == ["unreadable JSON"] * 8
-
-
-def test_a_draft_that_can_be_read_is_not_one_of_them(openai, tmp_path, monkeypatch):
+def test_a_draft_that_can_be_read_starts_the_count_anew(openai, tmp_path, monkeypatch):
     monkeypatch.setattr(synthesis, "NEVER_READ", 3)
     answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
     server = openai(lambda prompt: answers.pop(0))
-    asker = server.teacher(concurrency=1)
     with pytest.raises(files.RunError, match="no question, 12 drafts rejected"):
-        synthesize({"tree": tree()}, tmp_path, asker, 1, **ROOT, rounds=4)
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 1, **ROOT, rounds=4)
 
 
 def good_answers(prompt):
@@ -649,41 +559,15 @@ def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_sa
     assert server.asked == []
 
 
-def test_no_more_is_asked_for_than_is_missing(openai, tmp_path):
-    server = openai(good_answers)
-    options = {"kinds": ("12",), "unique": False}
-    rows = synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=8), 2, **options)
-    assert len(rows) == 2 and len(server.asked) == 4  # a draft and a verdict each
-
-
 def test_requests_are_concurrent(openai, tmp_path):
     together = threading.Barrier(4, timeout=60)
-
-    class Meets:
-        def __enter__(self):
-            together.wait()
-
-        def __exit__(self, *_):
-            pass
-
     server = openai(good_answers)
-    server.lock = Meets()
+    server.lock = contextlib.nullcontext()
+    server.answer = lambda prompt: together.wait() < 4 and good_answers(prompt)
     options = {"kinds": ("12",), "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
     asker = server.teacher(concurrency=4)
     assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, **options)) == 4
     assert len(server.asked) == 8
-
-
-def test_progress_has_the_count(tmp_path, monkeypatch):
-    seen = []
-
-    class Bar(files.Progress):
-        def __call__(self, done, total):
-            seen.append((done, total))
-
-    monkeypatch.setattr(synthesis, "Progress", Bar)
-    synthesize({"tree": tree()}, tmp_path, Template(), 3)
-    assert seen == sorted(seen) and seen[-1] == (6, 6)
 
 
 @pytest.mark.parametrize("broken", [(500, b"x"), (429, b"")])
@@ -696,46 +580,31 @@ def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
 
 
 def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path):
-    with pytest.raises(files.RunError, match=r"--teacher: no answer from http://127.0.0.1:9/v1 "
-                                             r"\(.*refused\).*the same command goes on"):
-        synthesize({"tree": tree()}, tmp_path, Teacher("http://127.0.0.1:9/v1", "r1"), 2)
-    assert rules(tmp_path) == []
-    server = openai(good_answers)
-    assert synthesize({"tree": tree()}, tmp_path, server.teacher(), 2, kinds=("12",))
-    with pytest.raises(files.RunError, match="--teacher nowhere: this is no address"):
-        Teacher("nowhere", "r1")
+    for url, said in (("http://127.0.0.1:9/v1", "refused.*same command"), ("nowhere", "no address")):
+        with pytest.raises(files.RunError, match=f"--teacher.*{said}"):
+            synthesize({"tree": tree()}, tmp_path, Teacher(url, "r1"), 2)
+    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=("12",))
 
 
 # ---- real graphs
 
 
-def holds(row, graph):
-    """The row, checked without the code that made it."""
-    first = row["path"][0]
-    last = row["path"][-1]
-    assert row["hops"] == len(row["path"]) - 1 == len(row["relations"]) and row["golden_answer"] == last
-    assert {"12": 2, "3": 4}[row["kind"]] <= len(row["path"]) <= {"12": 3, "3": 6}[row["kind"]]
-    for head, relation, tail in zip(row["path"], row["relations"], row["path"][1:]):
-        assert (head, relation, tail) in graph.facts(head)
-    assert row["question"].endswith(f" of {' '.join(first.split())}?") and first == row["seed_node"]
-    return True
-
-
 @pytest.mark.parametrize("source,options", [
-    ("lightrag_graph/christmas_carol/graph_chunk_entity_relation.graphml", {}),
-    ("lightrag_graph/ultradomain_mix/graph_chunk_entity_relation.graphml", {}),
+    ("lightrag_graph/christmas_carol", {}),
+    ("lightrag_graph/ultradomain_mix", {}),
     # every ball of this graph has more than 400 nodes
     ("wikidata_codex/codex-s_train.txt",
      {"only": {"g": ["Q44519", "Q49734", "Q104668", "Q311450"]}, "unique": False}),
 ])
 def test_questions_of_real_graphs_hold_and_say_what_was_rejected(tmp_path, source, options):
-    path = sample(source)
-    graph = kg_files.load_graph(path)
+    """Checked without the code that made them."""
+    graph = kg_files.load_graph(sample(source))
     rows = synthesize({"g": graph}, tmp_path, Template(), 30, **options)
-    assert sum(holds(row, graph) for row in rows) >= 40
-    assert "path too short" in rules(tmp_path)
-
-
-def test_wikidata_as_it_is_has_no_seed():
-    graph = kg_files.load_graph(sample("wikidata_codex/codex-s_train.txt"))
-    assert synthesis.seeds(graph) == []
+    for row in rows:
+        path, relations = row["path"], row["relations"]
+        assert row["hops"] == len(path) - 1 == len(relations) and path[-1] == row["golden_answer"]
+        assert len(path) in {"12": (2, 3), "3": (4, 5, 6)}[row["kind"]]
+        for head, relation, tail in zip(path, relations, path[1:]):
+            assert (head, relation, tail) in graph.facts(head)
+        assert row["question"].endswith(f" of {' '.join(path[0].split())}?") and path[0] == row["seed_node"]
+    assert len(rows) >= 40 and "path too short" in rules(tmp_path)

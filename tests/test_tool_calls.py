@@ -96,6 +96,16 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
     ('node_info(**{"node_name": "a"}, graph_type="b")', "unknown argument"),
     ('node_info("a", "b", graph_type="b")', "repeated argument"),
     ('node_info("a", node_name="a", graph_type="b")', "repeated argument"),
+    ('node_info(node_name="a", node_name="b", graph_type="b")', "repeated argument"),
+    ('{"name": "node_info", "arguments": {"node_name": "a", "node_name": "b", "graph_type": "c"}}',
+     "repeated argument"),
+    ('{"name": "node_info", "arguments": {"node_name": "a", "node_name": "a", "graph_type": "c"}}',
+     "repeated argument"),
+    (r'{"name": "node_info", "arguments": "{\"node_name\": \"a\", \"node_name\": \"b\"}"}',
+     "repeated argument"),
+    ('{"function": {"name": "node_info", "name": "entity_matcher", "arguments": {}}}', "repeated argument"),
+    ('{"name": "node_info", "arguments": {"node_name": "a"}, "parameters": {"graph_type": "b"}}',
+     "repeated argument"),
     ('node_info("a")', "missing argument"),
     ("node_info()", "missing argument"),
     ('node_info(7, "b")', "argument that is no text"),
@@ -110,6 +120,7 @@ def test_commas_quotes_backslashes_newlines_and_brackets_survive():
     ('{"name": "node_info", "arguments": "{"}', "not a call"),
     (r'{"name": "node_info", "arguments": "[\"a\"]"}', "not a call"),
     ('{"function": "node_info", "arguments": {"node_name": "a", "graph_type": "b"}}', "not a call"),
+    ('{"function": 7}', "not a call"),
     ('{"name": "search", "arguments": {}}', "unknown tool"),
     ('{"name": ["node_info"], "arguments": {}}', "unknown tool"),
     ('{"name": "node_info", "arguments": {"query": "a"}}', "unknown argument"),
@@ -125,6 +136,22 @@ def test_what_is_no_call_is_a_named_fault(text, fault):
     assert raised.value.name == fault and raised.value.detail
 
 
+@pytest.mark.parametrize("around, word", [
+    ("[{}]", "list"), ("[ {},\n{} ]", "list"), ("```json\n{}\n```", "fence"), ("```\n{}```", "fence"),
+    ("`{}`", "fence"), ("~~~json\n{}\n~~~", "fence"),
+])
+def test_a_fence_or_a_list_around_a_call_is_said_and_no_right_round(around, word):
+    """The call within is one in itself, in both styles."""
+    for call in ('node_info("a", "cs")', json.dumps({"name": CAUX[0], "arguments": CAUX[1]})):
+        text = around.replace("{}", call)
+        with pytest.raises(Fault, match="not a call") as raised:
+            parse_tool_call(text)
+        assert word in raised.value.detail
+        for inside, right in ((call, True), (text, False)):
+            told = f"<think> a </think> <tool_call> {inside} </tool_call>"
+            assert omne_r1.round_is_right(told, "on", last=False) == right
+
+
 def test_every_tool_has_a_signature_of_its_own(monkeypatch):
     monkeypatch.setattr(omne_r1, "ARGUMENTS", {"search": ("query",), "range": ("first", "last")})
     in_json = '{"name": "search", "arguments": {"query": "a, b"}}'
@@ -132,7 +159,8 @@ def test_every_tool_has_a_signature_of_its_own(monkeypatch):
         assert parse_tool_call(call) == ("search", {"query": "a, b"})
     assert parse_tool_call("range(last='9', first='1')") == ("range", {"first": "1", "last": "9"})
     for call, fault, words in (
-        ("search('a', 'b')", "unknown argument", "expected 1 arguments"),
+        ("search('a', 'b')", "unknown argument", "expected 1 argument, not 2"),
+        ("range('a', 'b', 'c')", "unknown argument", "expected 2 arguments, not 3"),
         ("search(first='a')", "unknown argument", "the arguments are query, not first"),
         ("range('1')", "missing argument", "last is missing"),
         ("node_info('a', 'b')", "unknown tool", "search and range"),

@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 import pytest
 
-from benchmarks import bench_recall
 from common import vectors
 from common.passages import RetrieverError
 from common.vectors import VectorsError, sentences
@@ -160,8 +159,7 @@ def test_codes_in_front_of_vectors_find_what_an_exact_search_finds(tmp_path, cor
     said = capsys.readouterr().out
     made = json.loads((tmp_path / "out/manifest.json").read_text())
     assert made["complete"] and made["recall"] > .9 and made["passages"] == 400 and made["spec"] == spec
-    rows = "as they are in" if flat else "0.00 GB on disk, encoded in"
-    assert f"400 passages; vectors of 32 numbers: {rows}" in said
+    assert f"400 passages; vectors of 32 numbers: 0.00 GB; {spec}" in said
     assert (tmp_path / "out/vectors.faiss").is_symlink() is bool(flat)
     asked = Fake().queries([f"Title {n}" for n in range(1, 400, 7)])
     index = DenseRetriever(CORPUS, "fake", str(tmp_path / "out")).index
@@ -360,24 +358,6 @@ def test_gpus_hold_all_vectors_in_fp16_divided_among_them(tmp_path, corpus_file,
         assert [(c.device, c.useFloat16) for c in configs] == [(0, True), (1, True), (2, True)]
         assert [index.at(i).ntotal for i in range(index.count())] == [150, 150, 100]
         assert index.search(Fake().queries(["Title 17", "Title 399"]), 1)[1].ravel().tolist() == [17, 399]
-
-
-def test_retrievers_are_compared_by_what_they_find_and_cost(tmp_path, corpus_file, monkeypatch, capsys):
-    questions = [{"question": f"Title {n}", "answer": "x", "supporting_facts": [[f"Title {n}", 0]],
-                  "context": [[f"Title {n}", ["A text."]]]} for n in range(0, 400, 11)]
-    (tmp_path / "q.json").write_text(json.dumps(questions))
-    corpus, flat = corpus_file(), faiss_file(tmp_path / "e5_Flat.index")
-    command(corpus, tmp_path / "codes", "--flat", flat, "--index", "IVF8,RaBitQfs")
-    specs = ["bm25", "dense:fake", f"dense:fake@{flat}", f"dense:fake@{tmp_path}/codes"]
-    flags = [word for spec in specs for word in ("--retriever", spec)]
-    bench_recall.main(["--corpus", corpus, "--questions", f"{tmp_path}/q.json", *flags,
-                       "--k", "3", "--out", f"{tmp_path}/out.json"])
-    out = json.loads((tmp_path / "out.json").read_text())
-    assert [row[2] for row in out["rows"]] == ["bm25", "fake", "e5_Flat.index", "codes"]
-    assert all(row[3].startswith("1.000") for row in out["rows"])
-    assert [row[1] for row in out["costs"]][:3] == ["", "1.000", "1.000"]
-    assert float(out["costs"][3][1]) > .9
-    assert [row[-1] for row in out["costs"]] == ["0", "0", "0", "0"] and "MB on disk" in out["cost_header"]
 
 
 def test_an_index_in_the_cache_knows_its_corpus_and_encoder(tmp_path, monkeypatch):

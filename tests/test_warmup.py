@@ -18,7 +18,6 @@ from common import data, guards, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.rollout import Trajectory, Turn
 from common.warmup import demonstrations, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import ROOT, sample
@@ -252,7 +251,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
              "--out", str(tmp_path), "--warmup-data", file]
     script.main([*given, "--name", "a"])
     said = "".join(capsys.readouterr())
-    assert "3 of 3 questions demonstrated" in said and "cuts otherwise" not in said and "rises" not in said
+    assert "3 of 3 questions demonstrated" in said and "rises" not in said
     assert rises == [(1, .5, 1)]
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob(f"{name}-*[0-9a-f]")
     rows = read_jsonl(folder / "metrics.jsonl")
@@ -318,26 +317,6 @@ def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
     assert "guard loss: the loss rises" in "".join(capsys.readouterr())
 
 
-def test_a_turn_that_begins_where_the_tokenizer_would_not_cut_is_told_once(small, capsys):
-    core = Tokenizer.from_str(models.load_tokenizer(small).backend_tokenizer.to_str())
-    merged = json.loads(core.to_str())
-    merged["model"]["vocab"]["><"] = core.get_vocab_size()
-    merged["model"]["merges"].insert(0, [">", "<"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(merged)))
-
-    def made(observation):
-        first, second = (tokenizer(text)["input_ids"] for text in ("<think> a </search>", "<think> b"))
-        seen = tokenizer(observation)["input_ids"]
-        return Trajectory("q", tokenizer("Who?\n")["input_ids"], [
-            Turn(first, [], "", "", observation_ids=seen), Turn(second, [], "", "")])
-
-    warmup.warn_of_cuts(tokenizer, [made(" <result>\nx\n</result>\n")])
-    assert capsys.readouterr() == ("", "")
-    warmup.warn_of_cuts(tokenizer, [made(" <result>\nx\n</result>"), made("</result>")])
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert said.count("2 demonstrated turns begin") == 1 and "'><'" in said
-
-
 def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
     tokenizer = models.load_tokenizer(small)
     row = {"id": "c", "system": "Be brief.", "conversations": [
@@ -371,7 +350,7 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     cfg = omne_r1.Config(model=str(small), warmup_data=write(tmp_path / "c.jsonl", [row]), warmup_steps=2,
                          data="x", out=str(tmp_path), name="a")
-    source = omne_r1.base_weights(cfg)
+    source = omne_r1.start_weights(cfg, "eval")
     before, after = (models.load_model(f).state_dict() for f in (small, source))
     assert any(not torch.equal(before[k], after[k]) for k in before)
 

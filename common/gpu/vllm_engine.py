@@ -37,7 +37,7 @@ from common.checkpoint import ModelError
 from common.engine import MAX_BATCH, Generation
 from common.files import say
 from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows
-from common.turns import PLACE
+from common.rollout import PLACE
 
 VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")

@@ -485,7 +485,7 @@ def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attem
                     if not part:
                         warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
                              f"missing: all {len(starts[graph_type])} seed nodes had {rounds} turns. "
-                             "rejected.jsonl says why; more attempts or another --largest-ball may help")
+                             "rejected.jsonl says why; another --teacher or --largest-ball may help")
                         break
                     for item, tried in zip(part, pool.map(work, part), strict=True):
                         found += made.enter(item, tried)

@@ -1,6 +1,5 @@
-"""The small models of ASKiT, which no other script has: encoders that read a text or a pair of texts (batches
-of like length, mean pooling, vectors that are written once), and a T5 that writes questions (beams, log-probs
-of targets)."""
+"""The small models of ASKiT, which no other script has: encoders that read a text or a pair of texts, and a
+T5 that writes questions. cfg is askit.Config."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,12 +28,13 @@ ENCODERS = {
 
 
 def load(source, kind, layers=0):
-    """(model, tokenizer) of a folder or hub id, with the head `kind` of ENCODERS, in fp32; without a source
-    the tiny ones of the embedded world. layers: the first so many, 0 = all. A head that the folder does not
-    have is a new one, drawn from PyTorch's generator."""
+    """(model, tokenizer) of a folder or hub id, with the head `kind` of ENCODERS, in fp32, without dropout;
+    without a source the tiny ones of the embedded world. layers: the first so many, 0 = all. A head that the
+    folder does not have is a new one, drawn from PyTorch's generator."""
     if not source:
         from common.of_askit import tiny_encoders
-        return tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
+        model, tokenizer = tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
+        return model.eval(), tokenizer
     folder = models.find_model(source)
     few = {"num_hidden_layers": layers} if layers else {}
     try:
@@ -42,22 +42,54 @@ def load(source, kind, layers=0):
             folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
-    return models.unmapped(model.to(models.default_device())), models.load_tokenizer(folder)
+    model = models.unmapped(model.to(models.default_device()))
+    return model.eval(), models.load_tokenizer(folder)
+
+
+def load_encoder(cfg, source):
+    """The Encoder of a folder or hub id, or the tiny one."""
+    model, tokenizer = load(source, "encoder")
+    return Encoder(model, PairTokenizer("coarse", tokenizer, cfg.max_tokens), cfg.micro_tokens, cfg.precision)
+
+
+def load_scorers(cfg, source):
+    """(Together of "action" and "submit", a PairTokenizer of each) of the folder of a checkpoint, or those
+    that flags name."""
+    folders, layers = {"action": cfg.action_model, "submit": cfg.submit_model}, cfg.fine_layers
+    if layers:
+        folders = dict.fromkeys(folders, cfg.encoder)
+    if source:
+        folders, layers = {name: Path(source) / name for name in folders}, 0
+    parts = {name: load(folder, name, layers) for name, folder in folders.items()}
+    tokenizers = [PairTokenizer(name, parts[name][1], cfg.max_tokens) for name in parts]
+    return Together(parts), tokenizers
+
+
+def load_writer(cfg, source):
+    """The Writer of a folder or hub id, or the tiny one, with <sep> among its words as in the authors'
+    code."""
+    model, tokenizer = load(source, "question")
+    ends = tokenizer.pad_token_id, tokenizer.eos_token_id, model.config.decoder_start_token_id
+    if None in ends or 2 * len(tokenizer) < model.config.vocab_size:
+        raise models.ModelError(f"{source}: tokenizer and model do not go together: pad, end and start are "
+                                f"{ends}, {len(tokenizer)} of {model.config.vocab_size} words are known")
+    if SEP.strip() not in tokenizer.get_vocab():
+        tokenizer.add_tokens([SEP.strip()])
+        model.resize_token_embeddings(len(tokenizer))
+    return Writer(model, tokenizer, max_new=cfg.question_tokens, micro_tokens=cfg.micro_tokens)
 
 
 class Together(torch.nn.ModuleDict):
     """Several models {name: (model, tokenizer)} that one optimizer trains, a folder of a checkpoint each."""
 
     def __init__(self, parts):
-        super().__init__()
-        for name, (model, _) in parts.items():
-            self[name] = model
+        super().__init__({name: model for name, (model, _) in parts.items()})
         self.parts = parts
 
     def save_pretrained(self, folder):
-        for name, parts in self.parts.items():
-            for part in parts:
-                part.save_pretrained(Path(folder) / name)
+        for name, (model, tokenizer) in self.parts.items():
+            model.save_pretrained(Path(folder) / name)
+            tokenizer.save_pretrained(Path(folder) / name)
 
 
 # ---------------------------------------------------------------- batches
@@ -111,10 +143,10 @@ class PairTokenizer:
         # what stands before, between and behind the two texts of a pair
         pair, text = tokenizer("a", "a"), self.ids("a")
         ids = pair["input_ids"]
-        starts = [i for i in range(len(ids)) if ids[i:i + len(text)] == text]
-        self.before = ids[:starts[0]]
-        self.between = ids[starts[0] + len(text):starts[-1]]
-        self.behind = ids[starts[-1] + len(text):]
+        first, second = [i for i in range(len(ids)) if ids[i:i + len(text)] == text]
+        self.before = ids[:first]
+        self.between = ids[first + len(text):second]
+        self.behind = ids[second + len(text):]
         self.types = "token_type_ids" in pair
 
     def ids(self, text, own=False):
@@ -190,11 +222,6 @@ class Encoder:
         return vectors
 
 
-def load_encoder(source, max_tokens, micro_tokens, precision="fp32"):
-    model, tokenizer = load(source, "encoder")
-    return Encoder(model.eval(), PairTokenizer("coarse", tokenizer, max_tokens), micro_tokens, precision)
-
-
 # ---------------------------------------------------------------- what writes
 
 BEAMS = {  # as the authors call their T5
@@ -239,39 +266,34 @@ class Writer:
         return chat.encode(self.tokenizer, *texts[1:])[1]
 
     def _beginning(self, text):
-        most = self.max_input // 4
         places = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-        if len(places) <= most:
-            return text
-        return text[:places[most - 1][1]]
+        most = self.max_input // 4
+        return text if len(places) <= most else text[:places[most - 1][1]]
 
     def text(self, ids):
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
-    def _inputs(self, inputs):
-        return inputs_of(inputs, self.tokenizer, self.model.device)
-
     @torch.no_grad()
     def write(self, inputs, progress=no_progress):
         """The texts that a beam search finds."""
-        found = [""] * len(inputs)
-        done = 0
+        texts, done = [""] * len(inputs), 0
         for part in in_batches(inputs, len, self.micro_tokens // 8):
-            rows = self._inputs([inputs[i] for i in part])
-            rows = self.model.generate(**rows, max_new_tokens=self.max_new, **BEAMS)
+            batch = inputs_of([inputs[i] for i in part], self.tokenizer, self.model.device)
+            rows = self.model.generate(**batch, max_new_tokens=self.max_new, **BEAMS)
             for i, row in zip(part, rows.tolist(), strict=True):
-                found[i] = self.text(row)
+                texts[i] = self.text(row)
             done += len(part)
             progress(done, len(inputs))
-        return found
+        return texts
 
     def logprobs(self, inputs, targets):
         """(log p of the targets' tokens (n, T), mask (n, T))."""
-        model = self.model
-        shifted = [[model.config.decoder_start_token_id, *ids[:-1]] for ids in targets]
-        shifted = padded(shifted, self.tokenizer.pad_token_id, model.device)
-        logits = model(**self._inputs(inputs), decoder_input_ids=shifted).logits  # (n, T, V)
-        labels, mask = inputs_of(targets, self.tokenizer, model.device).values()  # (n, T)
+        device, config = self.model.device, self.model.config
+        shifted = [[config.decoder_start_token_id, *ids[:-1]] for ids in targets]
+        shifted = padded(shifted, self.tokenizer.pad_token_id, device)
+        batch = inputs_of(inputs, self.tokenizer, device)
+        logits = self.model(**batch, decoder_input_ids=shifted).logits  # (n, T, V)
+        labels, mask = inputs_of(targets, self.tokenizer, device).values()  # (n, T)
         logp = logits.float().log_softmax(-1).gather(-1, labels[:, :, None])[:, :, 0]
         return logp.masked_fill(mask == 0, 0.0), mask.bool()
 
@@ -279,17 +301,3 @@ class Writer:
         """Lists of rows (input ids, target ids, …) in forward passes of about micro_tokens."""
         parts = in_batches(rows, lambda row: len(row[0]) + len(row[1]), self.micro_tokens)
         return [[rows[i] for i in part] for part in parts]
-
-
-def load_writer(source, max_new, micro_tokens):
-    """The Writer of a folder or hub id, or the tiny one; without dropout, and with <sep> among its words as
-    in the authors' code."""
-    model, tokenizer = load(source, "question")
-    ends = tokenizer.pad_token_id, tokenizer.eos_token_id, model.config.decoder_start_token_id
-    if None in ends or 2 * len(tokenizer) < model.config.vocab_size:
-        raise models.ModelError(f"{source}: tokenizer and model do not go together: pad, end and start are "
-                                f"{ends}, {len(tokenizer)} of {model.config.vocab_size} words are known")
-    if SEP.strip() not in tokenizer.get_vocab():
-        tokenizer.add_tokens([SEP.strip()])
-        model.resize_token_embeddings(len(tokenizer))
-    return Writer(model.eval(), tokenizer, max_new=max_new, micro_tokens=micro_tokens)

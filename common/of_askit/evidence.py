@@ -1,5 +1,5 @@
-"""The data of ASKiT, the one script that searches the sentences which a question brings along: questions as
-Cases, from files of HotpotQA, 2WikiMultihopQA and MuSiQue or from the embedded world."""
+"""ASKiT's questions as Cases, each with its own sentences: from files of HotpotQA, 2WikiMultihopQA and
+MuSiQue, or from the embedded world. cfg is askit.Config."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -45,16 +45,14 @@ def tokenize(pair_tokenizer, cases):
 
 
 def freeze_vectors(encoder, cases):
-    """Normalised vectors of every sentence, from the encoder before its training; they never change again, so
-    a stage takes those of the one before it."""
+    """Normalised vectors of every sentence, from the encoder before its training; a case that has some keeps
+    them."""
     new = [case for case in cases if case.vectors is None]
     texts = [ids for case in new for ids in case.tokens["coarse"][1]]
     with Progress("vectors") as progress:
         vectors = torch.nn.functional.normalize(encoder.encode_all(texts, progress), dim=-1)
-    at = 0
-    for case in new:
-        case.vectors = vectors[at:at + len(case.texts)]  # (sentences, H)
-        at += len(case.texts)
+    for case, part in zip(new, vectors.split([len(case.texts) for case in new]), strict=True):
+        case.vectors = part  # (sentences, H)
 
 
 def evidence_scores(case, taken):
@@ -74,39 +72,37 @@ class Questions:
     unlabelled: list = field(default_factory=list)  # cases that cannot be scored: for --ask alone
 
 
-def load_cases(cfg, paper_eval, validate, candidates):
-    """(training cases, [Questions to evaluate]), every question with its sentences. In the world those of two
-    hops and more, with contexts that look related, and a fifth of them vaguely put."""
+def load_cases(cfg, paper_eval):
+    """(training cases, [Questions to evaluate]), every question with its sentences."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + validate, cfg.world_scale)
+        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_scale)
         names = (cfg.eval_data or "test").split(",")
-        sets = [(name, world_questions(name, cfg.eval_limit or 400, cfg.world_scale)) for name in names]
+        sets = {name: world_questions(name, cfg.eval_limit or 400, cfg.world_scale) for name in names}
     else:
-        train, found = splits.load_splits(cfg, paper_eval, searched=False)
+        train, evaluated = splits.load_splits(cfg, paper_eval, searched=False)
         questions = []
         if train and not cfg.eval_only:
             questions = train.questions
-        sets = [(s.name, s.questions) for s in found]
-    cases = [c for c in make_cases("train", questions, candidates)[0] if c.gold]
+        sets = {split.name: split.questions for split in evaluated}
+    cases = [c for c in make_cases("train", questions, cfg.candidates)[0] if c.gold]
     if questions and not cases:
         raise data.DataError(f"{cfg.data}: no question is left whose evidence is labelled and in its context")
     evals = []
-    for name, questions in sets:
-        labelled, others = make_cases(name, questions, candidates)
+    for name, questions in sets.items():
+        labelled, others = make_cases(name, questions, cfg.candidates)
         evals.append(Questions(name, labelled, unlabelled=others))
     return cases, evals
 
 
 def searched(evals, searches, beam):
-    """The evaluation sets, once for each of these ways to search them."""
+    """The evaluation sets that have labels, once for each of these ways to search them."""
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
-    found = []
+    sets = []
     for e in evals:
         for search in searches:
             name = e.name + endings.get(search, f"-{search}")
-            if e.cases:  # with labels
-                found.append(Questions(name, e.cases, search))
-    return found
+            sets.append(Questions(name, e.cases, search))
+    return [e for e in sets if e.cases]
 
 
 def about(case):
@@ -146,18 +142,18 @@ def world_questions(split, count, size=1.0):
     """Questions of the embedded world of two hops and more, with contexts that look related, some of them
     vaguely put. Training questions come from many worlds, so that no fact is worth remembering."""
     from common import world
-    found, seed = [], int(split == "test")
-    while len(found) < count:
+    questions, seed = [], int(split == "test")
+    while len(questions) < count:
         wanted = count
         if split == "train":
-            wanted = min(A_WORLD, count - len(found))
+            wanted = min(A_WORLD, count - len(questions))
         made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
-        questions = [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]
-        if split == "train":
-            questions = [replace(q, id=f"{q.id}-{seed}") for q in questions]
-        found += questions
+        for q in [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]:
+            if split == "train":
+                q = replace(q, id=f"{q.id}-{seed}")
+            questions.append(q)
         seed += 2
-    return found
+    return questions
 
 
 def make_cases(name, questions, candidates):
@@ -167,18 +163,19 @@ def make_cases(name, questions, candidates):
     if questions and not cases:
         raise data.DataError(f"{name}: no question has a context to search")
     labelled = [c for c in cases if c.question.supporting_facts]
-    missing = {
-        "questions without a context are left out": len(questions) - len(cases),
-        "questions without labelled evidence are left out": len(cases) - len(labelled),
-        f"questions have fewer than {candidates} sentences, all of which are offered":
-            sum(len(c.texts) < candidates for c in labelled),
-        "labelled sentences are not in their question's context: out of reach, and counted as missing":
-            sum(len(c.gold_facts) - len(c.gold) for c in labelled),
-    }
-    for words, count in missing.items():
+    unlabelled = [c for c in cases if not c.question.supporting_facts]
+    few = sum(len(c.texts) < candidates for c in labelled)
+    elsewhere = sum(len(c.gold_facts) - len(c.gold) for c in labelled)
+    for count, words in (
+        (len(questions) - len(cases), "questions without a context are left out"),
+        (len(unlabelled), "questions without labelled evidence are left out"),
+        (few, f"questions have fewer than {candidates} sentences, all of which are offered"),
+        (elsewhere, "labelled sentences are not in their question's context: out of reach, and counted as "
+                    "missing"),
+    ):
         if count:
             say(f"{name}: {count} {words}")
-    return labelled, [c for c in cases if not c.question.supporting_facts]
+    return labelled, unlabelled
 
 
 def make_case(question):

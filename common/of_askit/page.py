@@ -1,7 +1,5 @@
-"""What is told of ASKiT's searches, whose steps are sentences where other scripts have turns: metrics,
-predictions, records for the page, baselines without a policy, and the table of the stages.
-
-A path is the script's SearchPath, a move of it the number of a sentence or the text of a sub-question."""
+"""What is told of ASKiT's searches: metrics, predictions, records for the page, evidence taken by a rule, and
+the table of the stages. A path is askit.SearchPath, a move of it a sentence's number or a sub-question."""
 
 import itertools
 import math
@@ -17,7 +15,6 @@ from common.rollout import mean
 # ---------------------------------------------------------------- metrics of a step
 
 PATHS = {
-    "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),  # up to 2
     "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}",
                         "EM, training"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
@@ -56,24 +53,21 @@ def path_metrics(paths):
 
 # ---------------------------------------------------------------- records for the page
 
-def path_nodes(policy, path, first=1, credit=None):
+def path_nodes(policy, path, first=1, credit=()):
     """A node for each action, with what else was offered. credit: (R_t, A_t) of each."""
     case, nodes = path.case, []
-    moves = path.moves[path.given:]
-    for t, (state, action, logprob) in enumerate(
-            zip(path.states(), path.actions, path.logprobs, strict=True)):
+    for t, (state, action) in enumerate(zip(path.states(), path.actions, strict=True)):
+        label = text = "submit"
         if action >= 0:
             label, text = case.facts[action][0], case.texts[action]
         elif action == ASK:
-            label, text = "asks", f"asks: {moves[t]}"
-        else:
-            label = text = "submit"
+            label, text = "asks", f"asks: {path.moves[path.given + t]}"
         node = {
             "id": first + t,
             "parents": [first + t - 1 if t else 0],
             "label": label,
             "text": text,
-            "probability": math.exp(logprob),
+            "probability": math.exp(path.logprobs[t]),
             "gold": action in case.gold,
             "how": offered(policy, state, action),
         }
@@ -99,18 +93,19 @@ def offered(policy, state, action):
     lines = [f"{len(known[0])} actions were offered (* gold), p = softmax of their scores:"]
     for a, x in sorted(zip(*known, strict=True), key=lambda pair: -pair[1]):
         mark = "* " if a in case.gold else ""
-        name = {SUBMIT: "submit", ASK: "ask"}.get(a) or case.texts[a]
+        name = "submit" if a == SUBMIT else case.texts[a]
         taken = " <- taken" if a == action else ""
         lines.append(f"p {math.exp(x):.3f}  {mark}{name}{taken}")
     return lines
 
 
-def group_record(policy, paths, credit=None, **extra):
-    """Paths of one question for the page. credit: {id(path): (R_t, A_t) of each action}."""
-    case, credit = paths[0].case, credit or {}
+def group_record(policy, paths, credits=None, **extra):
+    """Paths of one question for the page. credits: of each path, (R_t, A_t) of each action."""
+    case = paths[0].case
     nodes, done = [record.root_node()], []
-    for p in paths:
-        mine = path_nodes(policy, p, len(nodes), credit.get(id(p)))
+    for n, p in enumerate(paths):
+        credit = credits[n] if credits else ()
+        mine = path_nodes(policy, p, len(nodes), credit)
         nodes += mine
         em, f1, precision, recall = evidence_scores(case, p.taken)
         right = len(case.gold.intersection(p.taken))
@@ -128,13 +123,14 @@ def group_record(policy, paths, credit=None, **extra):
     return record.group(case.question, nodes, done, beside=["probability", "probability"], **extra)
 
 
-def sample_record(policy, paths, size, step, credit):
-    """The step's first question whose paths have different rewards; `size` paths a question. credit: (R_t,
-    A_t) of each action of each path."""
-    credit = {id(path): of_path for path, of_path in zip(paths, credit, strict=True)}
-    groups = [paths[i:i + size] for i in range(0, len(paths), size)]
-    shown = record.first_with_spread([[p.reward for p in group] for group in groups])
-    return group_record(policy, groups[shown], credit, step=step)
+def sample_record(policy, paths, size, step, returns, advantages):
+    """The step's first question whose paths have different rewards; `size` paths per question. returns,
+    advantages: of each path, R_t and A_t of each action."""
+    rewards = [p.reward for p in paths]
+    begin = size * record.first_with_spread([rewards[i:i + size] for i in range(0, len(paths), size)])
+    shown = range(begin, begin + size)
+    credits = [list(zip(returns[n], advantages[n], strict=True)) for n in shown]
+    return group_record(policy, [paths[n] for n in shown], credits, step=step)
 
 
 def show_path(policy, path):
@@ -193,112 +189,86 @@ def scored(policy, paths, split, seed):
     if tokenizer and tokenizer.shortened:
         say(f"  {tokenizer.shortened} times a state left out its oldest sentences (--max-tokens)")
         tokenizer.shortened = 0
-    summary = {"set": split.name, "seed": seed, "search": split.search}
-    summary |= metrics.summarize(rows, SCORES)
     ends = Counter(r["end"] for r in rows)
-    summary["ends"] = {end: ends[end] / len(rows) for end in ENDS}
+    shares = {end: ends[end] / len(rows) for end in ENDS}
+    rows, summary = summed_up(rows, split, seed, SCORES, search=split.search, ends=shares)
     repeated = redundant(policy.encoder, paths)
     if repeated:
-        share, asked = mean(repeated), len(repeated) / len(paths)
-        summary |= {"redundant": share, "asked": asked}
-        say(f"  {asked:.2f} sub-questions a search, {share:.0%} of them redundant")
+        summary["redundant"], summary["asked"] = mean(repeated), len(repeated) / len(paths)
+        say(f"  {summary['asked']:.2f} sub-questions a search, {summary['redundant']:.0%} of them redundant")
     return rows, summary
+
+
+def summed_up(rows, split, seed, keys, **more):
+    """(rows, summary) of an evaluation."""
+    return rows, {"set": split.name, "seed": seed} | more | metrics.summarize(rows, keys)
 
 
 def redundant(encoder, paths):
     """Of each sub-question asked: whether its best sentence, by the encoder, was taken before. This is what
     can be measured of the paper's "answers were already in the evidence" (sec. 5.2.1)."""
-    questions = []
+    asked = []
     for p in paths:
-        before = set()
-        for move in p.moves:
-            if isinstance(move, int):
-                before.add(move)
-            else:
-                questions.append((p.case, move, set(before)))
-    texts = [encoder.pair_tokenizer.ids(question) for _, question, _ in questions]
-    found = []
-    for (case, _, before), vector in zip(questions, encoder.encode_all(texts), strict=True):
-        scores = case.vectors @ vector  # (sentences,)
-        found.append(int(scores.argmax()) in before)
-    return found
+        for n, move in enumerate(p.moves):
+            if isinstance(move, str):
+                asked.append((p.case, move, p.moves[:n]))
+    texts = [encoder.pair_tokenizer.ids(question) for _, question, _ in asked]
+    repeated = []
+    for (case, _, before), vector in zip(asked, encoder.encode_all(texts), strict=True):
+        best = int((case.vectors @ vector).argmax())
+        repeated.append(best in before)
+    return repeated
 
 
 def score_texts(split, seed, texts, wanted):
     """(rows, summary): em and f1 of the words of a text for each case; wanted: what it may say."""
     rows = []
     for case, text, gold in zip(split.cases, texts, wanted, strict=True):
-        row = {
+        rows.append(about(case) | {
             "em": metrics.exact_match(text, gold),
             "f1": metrics.f1(text, gold),
             "answer": text,
             "sentences": len(case.gold),
-        }
-        rows.append(about(case) | row)
-    summary = {"set": split.name, "seed": seed}
-    return rows, summary | metrics.summarize(rows, ("em", "f1"))
+        })
+    return summed_up(rows, split, seed, ("em", "f1"))
 
 
 # ---------------------------------------------------------------- without a policy
 
-def taken_by_rule(split, candidates_of, most, progress):
+def taken_by_rule(split, offers, most, progress):
     """[evidence] of BM25's best two sentences, of the coarse stage's best as many as the mean of gold, or of
-    an oracle that takes gold wherever it is offered. candidates_of(states) -> [sentences, best first]."""
+    an oracle that takes gold wherever it is offered. offers(states) -> [sentences, best first]."""
     size = round(mean(len(case.gold_facts) for case in split.cases))
-    found = []
+    evidence = []
     for case in split.cases:
         if split.search == "bm25":
-            passages = []
-            for i, text in enumerate(case.texts):
-                passages.append({"id": str(i), "title": "", "text": text})
-            index = retriever.BM25Retriever(passages)
-            passages = index.search([case.question.question], 2)[0]
-            taken = [int(passage.id) for passage in passages]
+            sentences = [{"id": str(i), "title": "", "text": text} for i, text in enumerate(case.texts)]
+            index = retriever.BM25Retriever(sentences)
+            taken = [int(passage.id) for passage in index.search([case.question.question], 2)[0]]
         elif split.search == "coarse":
-            taken = candidates_of([(case, ())])[0][:size]
+            taken = offers([(case, ())])[0][:size]
         else:
-            taken = offered_gold(case, candidates_of, most)
-        found.append(tuple(taken))
-        progress(len(found), len(split.cases))
-    return found
+            taken = offered_gold(case, offers, most)
+        evidence.append(tuple(taken))
+        progress(len(evidence), len(split.cases))
+    return evidence
 
 
 ORDERS = 1000  # of gold that an oracle tries: all, where there are up to six
 
 
-def offered_gold(case, candidates_of, most):
+def offered_gold(case, offers, most):
     """Gold sentences, at most `most`, each of which is among the candidates when its turn comes: as many as
     any order of them allows."""
     orders = [()]
     for _ in range(min(most, len(case.gold))):
         grown = []
-        offers = candidates_of([(case, taken) for taken in orders])
-        for taken, sentences in zip(orders, offers, strict=True):
+        for taken, sentences in zip(orders, offers([(case, taken) for taken in orders]), strict=True):
             grown += [(*taken, i) for i in sorted(case.gold.intersection(sentences))]
         if not grown:
             break
         orders = grown[:ORDERS]
     return orders[0]
-
-
-def evaluate_ranking(encoder, split, candidates, seed):
-    """How gold is ranked when nothing was taken yet: em = the best sentence is gold, f1 = share of the gold
-    among the candidates ("names" says so), percentile of the best gold (sec. 4.3.2)."""
-    name = encoder.pair_tokenizer.name
-    questions = [case.tokens[name][0] for case in split.cases]
-    rows = []
-    for case, vector in zip(split.cases, encoder.encode_all(questions), strict=True):
-        ranked = (case.vectors @ vector).argsort(descending=True).tolist()
-        places = [place for place, i in enumerate(ranked) if i in case.gold]
-        best = min(places, default=len(ranked) - 1)
-        rows.append(about(case) | {
-            "em": float(best == 0),
-            "f1": sum(place < candidates for place in places) / len(case.gold_facts),
-            "percentile": 1 - best / max(1, len(ranked) - 1),
-            "sentences": len(ranked),
-        })
-    summary = {"set": split.name, "seed": seed, "names": {"em": "hit@1", "f1": f"recall@{candidates}"}}
-    return rows, summary | metrics.summarize(rows, ("em", "f1", "percentile", "sentences"))
 
 
 # ---------------------------------------------------------------- the table of the stages

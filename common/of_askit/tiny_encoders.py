@@ -3,6 +3,7 @@ real T5 for what writes questions, all of two layers."""
 
 import torch
 import transformers
+from tokenizers import processors
 
 from common import world
 from common.world.tiny import START, word_level
@@ -10,9 +11,6 @@ from common.world.tiny import START, word_level
 
 def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
     """The world's words and BERT's special tokens, or another model's."""
-    from tokenizers import processors
-    from transformers import PreTrainedTokenizerFast
-
     known = [*special, "<sep>", ",", ":", *words, *world.vocabulary(vague=True)]
     pad, unknown, first, end = special
     core = word_level(known, unknown, r"<sep>|[^\w\s<>]")
@@ -21,7 +19,7 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
         pair=f"{first} $A {end} $B:1 {end}:1",
         special_tokens=[(t, core.token_to_id(t)) for t in (first, end)],
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=pad,
         unk_token=unknown,
@@ -42,12 +40,10 @@ def tiny_bert(kind):
     """(model, tokenizer) of "encoder", "action" or "submit". It starts out with what reading unseen names
     takes, and is free to change it: the encoder is a bag of words (its layers add nothing yet); in the
     scorers one head looks for a token's own word on the other side and says whether it stands there."""
-    from transformers import BertConfig
-
     width = 64
     auto_class, seed = KINDS[kind]
     tokenizer = tiny_tokenizer()
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         num_hidden_layers=2,

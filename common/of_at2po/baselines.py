@@ -143,18 +143,12 @@ def overlong_penalty(length, limit):
     return max(-1.0, min(0.0, (limit - buffer - length) / buffer))
 
 
-def penalize_overlong(roots, limit):
-    """DAPO: the overlong penalty, off the reward of every leaf. limit: --max-response."""
-    for root in roots:
-        for leaf in root.leaves():
-            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
-            leaf.trajectory.reward += overlong_penalty(length, limit)
-
-
 def learned_from(roots, cfg):
     """The trees that a step learns from: all, but for DAPO, which also takes the overlong penalty off."""
     if cfg.loss == "dapo":
-        penalize_overlong(roots, cfg.max_response)
+        for leaf in (leaf for root in roots for leaf in root.leaves()):
+            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
+            leaf.trajectory.reward += overlong_penalty(length, cfg.max_response)
     return chosen_to_learn(cfg.loss, roots, cfg.questions_per_step)
 
 

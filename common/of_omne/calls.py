@@ -3,14 +3,15 @@
 label(turn) -> what a turn is called on the page, such as the tool that it calls; the script knows its tags.
 """
 
-import itertools
 import re
 from collections import Counter
 
 from common import data, distributed, metrics, rollout
+from common import model as models
 from common.files import read_jsonl, say
 from common.guards import Metric
 from common.page import record
+from kernels.weighted_ce import weighted_cross_entropy
 
 # of a step that samples
 CALLS = {
@@ -89,9 +90,8 @@ def patterns_and_faults(rows):
 def by_standard(rows):
     """EM of the prediction rows that are "standard" and of the others, with intervals."""
     summary = {}
-    standard = [row["em"] for row in rows if row["standard"]]
-    others = [row["em"] for row in rows if not row["standard"]]
-    for key, ems in (("em_standard", standard), ("em_other", others)):
+    for key, standard in (("em_standard", True), ("em_other", False)):
+        ems = [row["em"] for row in rows if bool(row["standard"]) == standard]
         if ems:
             summary |= metrics.with_interval(key, ems)
     return summary
@@ -103,15 +103,14 @@ def by_pattern(rows):
     >>> by_pattern([{"pattern": "mna", "em": 1}, {"pattern": "mna", "em": 0}, {"pattern": "a", "em": 0}])
     {'mna': [0.6667, 0.5], 'a': [0.3333, 0.0]}
     """
-    of = {}
+    ems = {}
     for row in rows:
-        of.setdefault(row["pattern"], []).append(row["em"])
-    frequent = sorted(of, key=lambda pattern: (-len(of[pattern]), pattern))
+        ems.setdefault(row["pattern"], []).append(row["em"])
+    frequent = sorted(ems, key=lambda pattern: (-len(ems[pattern]), pattern))
     table = {}
     for pattern in frequent[:10]:
-        share = len(of[pattern]) / len(rows)
-        em = sum(of[pattern]) / len(of[pattern])
-        table[pattern] = [round(share, 4), round(em, 4)]
+        count = len(ems[pattern])
+        table[pattern] = [round(count / len(rows), 4), round(sum(ems[pattern]) / count, 4)]
     return table
 
 
@@ -140,8 +139,7 @@ def credit_of(batches, gamma, lam):
                 tokens = b.turn_ids[i] == k
                 if not tokens.any():
                     continue
-                value = float(b.values[i][tokens][0])
-                returned = float(b.returns[i][tokens][0])
+                value, returned = (float(x[i][tokens][0]) for x in (b.values, b.returns))
                 advantage = float(b.advantages[i][tokens].mean())
                 credit[id(trajectory), k] = {
                     "value": value,
@@ -155,30 +153,13 @@ def credit_of(batches, gamma, lam):
     return credit
 
 
-NAMES = {"m": "entity_matcher", "n": "node_info", "a": "answer", "x": "a call that could not be read",
-         "-": "no answer"}
-
-
-def called(pattern):
-    """
-    >>> called("mnna")
-    'entity_matcher, node_info ×2, answer'
-    """
-    words = []
-    for letter, run in itertools.groupby(pattern):
-        count = len(list(run))
-        times = f" ×{count}" if count > 1 else ""
-        words.append(NAMES[letter] + times)
-    return ", ".join(words)
-
-
 def reasons(trajectory, question):
     """Lines that say what led to a reward."""
     info = trajectory.info
     said = [
         f"accuracy: {info.answer!r} against {question.answers[0]!r}: {info.em:g}",
         f"rounds in the right form: {info.format:.2f}; calls made before: {info.repetitions}",
-        f"tools called: {called(info.pattern)}",
+        f"pattern of its calls: {info.pattern}",  # docs/runs.md has the letters
     ]
     faults = [f"{name} {count}" for name, count in info.faults.items()]
     if faults:
@@ -189,10 +170,9 @@ def reasons(trajectory, question):
 def sample_record(done, questions, step, group_size, label, credit):
     """The step's first question with different rewards, else its first. credit: see credit_of."""
     groups = [done[i:i + group_size] for i in range(0, len(done), group_size)]
-    rewards = [[t.reward for t in group] for group in groups]
-    i = record.first_with_spread(rewards)
-    more = {"step": step, "beside": ["value", "value V of the critic"]}
-    return group_record(groups[i], questions[i], label, credit, **more)
+    i = record.first_with_spread([[t.reward for t in group] for group in groups])
+    beside = ["value", "value V of the critic"]
+    return group_record(groups[i], questions[i], label, credit, step=step, beside=beside)
 
 
 def prediction(trajectory, question, label):
@@ -231,9 +211,20 @@ def keep_learned(folder, examples, label):
     if read_jsonl(folder.path / "samples.jsonl"):
         return
     for t in examples[:1] + examples[-1:]:
-        question = data.Question(t.question_id, t.question_id, [""])
-        folder.append("samples.jsonl", [record.group_of(
-            question, [t],
+        shown = record.group_of(
+            data.Question(t.question_id, t.question_id, [""]),
+            [t],
             lambda t, k: {"label": label(t.turns[k])},
             lambda t, q: [f"from: {t.info.source}"],
-            step=0)])
+            step=0)
+        folder.append("samples.jsonl", [shown])
+
+
+def fused_loss(model, batch, weights, total, hidden, backend="auto"):
+    """omne_r1.weighted_loss on CUDA, loss and gradient in one pass over the logits (kernels/weighted_ce.py).
+    hidden: model.hidden_states of the batch."""
+    before = hidden.flatten(0, 1)[batch.predecessor]                            # (R, H)
+    by_row = weights.new_zeros(len(batch.target))                               # (R,)
+    by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
+    head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
+    return weighted_cross_entropy(before, head, batch.target, by_row, total, backend=backend)

@@ -17,14 +17,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from common import data, flags, splits
-from common.files import RunError, read_json, read_jsonl, say, write_json, write_jsonl
+from common import data, distributed, flags, splits
+from common.files import Lines, Progress, RunError, read_json, read_jsonl, say, write_json, write_jsonl
 from common.formats import fingerprint
 from common.graphs.kg_tools import LocalTools, make_tools
-from common.turns import stable_seed
+from common.rollout import stable_seed
 from common.warmup import sharegpt
 
 GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
+TEST_SHARE = .1  # of the seed nodes, and of as many questions more
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
 
 
@@ -125,34 +126,31 @@ def check(cfg):
     """The cfg; refuses numbers out of range, and graphs, questions and models that do not go together."""
     may_be_zero = "sft_sampled sft_templates sft_lora"
     cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    for name in ("gamma", "lam"):
-        if not 0 <= getattr(cfg, name) <= 1:
-            flags.refuse(name, getattr(cfg, name), "from 0 to 1")
-    if not 0 < cfg.test_share < 1:
-        flags.refuse("test_share", cfg.test_share, "above 0 and below 1")
-    if cfg.collect and cfg.stage == "direct":
-        flags.refuse("collect", cfg.collect, "is for answers with tools, and not for --stage direct")
-    if cfg.lora and cfg.stage == "sft":
-        flags.refuse("lora", cfg.lora, "is for PPO: the adapters of stage 2 are --sft-lora")
+    of_world = cfg.data == "world"
     needs_model = not cfg.score and cfg.stage != "synthesize"
     if needs_model and cfg.policy:
         flags.needs_a_model(cfg)
-    if bool(cfg.score) != bool(cfg.judge):
-        flags.refuse("score", cfg.score, "--score FILE needs --judge URL, and the other way round")
-    if cfg.data == "world":
-        if cfg.graph:
-            flags.refuse("graph", cfg.graph, "not with --data world, which has its own")
-        if cfg.teacher != "template":
-            flags.refuse("teacher", cfg.teacher, "not with --data world, which words its own questions")
-        return cfg
-    if not cfg.graph and not cfg.score:
-        flags.refuse("graph", cfg.graph, "needed with --model or --data: NAME=FILE,…, a folder of graphs, or "
-                                         "http://HOST:PORT")
-    if needs_model and not (cfg.model or cfg.checkpoint or cfg.policy):
-        flags.refuse("model", cfg.model, "needed with --graph (or --checkpoint)")
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
-    if cfg.graph.startswith(("http://", "https://")) and not asked:
-        flags.refuse("graph", cfg.graph, "a server answers calls; its questions stand in a --data FILE")
+    remote = cfg.graph.startswith(("http://", "https://"))
+    for wrong, name, words in (
+        (not 0 <= cfg.gamma <= 1, "gamma", "from 0 to 1"),
+        (not 0 <= cfg.lam <= 1, "lam", "from 0 to 1"),
+        (cfg.collect and cfg.stage == "direct", "collect",
+         "is for answers with tools, and not for --stage direct"),
+        (cfg.lora and cfg.stage == "sft", "lora", "is for PPO: the adapters of stage 2 are --sft-lora"),
+        (bool(cfg.score) != bool(cfg.judge), "score",
+         "--score FILE needs --judge URL, and the other way round"),
+        (of_world and cfg.graph, "graph", "not with --data world, which has its own"),
+        (of_world and cfg.teacher != "template", "teacher",
+         "not with --data world, which words its own questions"),
+        (not of_world and not cfg.graph and not cfg.score, "graph",
+         "needed with --model or --data: NAME=FILE,…, a folder of graphs, or http://HOST:PORT"),
+        (not of_world and needs_model and not (cfg.model or cfg.checkpoint or cfg.policy), "model",
+         "needed with --graph (or --checkpoint)"),
+        (remote and not asked, "graph", "a server answers calls; its questions stand in a --data FILE"),
+    ):
+        if wrong:
+            flags.refuse(name, getattr(cfg, name), words)
     return cfg
 
 
@@ -211,10 +209,10 @@ def make_questions(cfg, folder, graphs):
         teacher = synthesis.Teacher(cfg.teacher, cfg.teacher_model)
 
     def side(number):
-        return lambda graph: synthesis.split_seeds(graph, cfg.test_share, cfg.largest_ball)[number]
+        return lambda graph: synthesis.split_seeds(graph, TEST_SHARE, cfg.largest_ball)[number]
 
     train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, side(0))
-    count = math.ceil(cfg.per_graph * cfg.test_share)
+    count = math.ceil(cfg.per_graph * TEST_SHARE)
     test = write_questions(folder / "test", graphs, teacher, cfg, count, side(1))
     begun = {(q.type, q.evidences[0][0]) for q in train}
     kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
@@ -224,7 +222,7 @@ def make_questions(cfg, folder, graphs):
     return train, kept
 
 
-MAKES_QUESTIONS = ("teacher", "teacher_model", "test_share", "attempts", "largest_ball", "unique")
+MAKES_QUESTIONS = ("teacher", "teacher_model", "largest_ball", "unique")
 
 
 def write_questions(folder, graphs, teacher, cfg, count, seeds):
@@ -245,7 +243,7 @@ def write_questions(folder, graphs, teacher, cfg, count, seeds):
     else:
         starts = {name: seeds(graph) for name, graph in graphs.items()}
         rows = synthesis.synthesize(
-            graphs, starts, folder, teacher, count, attempts=cfg.attempts, unique=cfg.unique)
+            graphs, starts, folder, teacher, count, unique=cfg.unique)
         write_json(settings, made_with)
     return [question_of(row) for row in rows]
 
@@ -302,7 +300,8 @@ def read_conversations(file, evaluated=frozenset()):
     """The rows of a file whose questions are not evaluated; DataError names one that is none."""
     rows = sharegpt.read(file, ("id", "graph_type", "question"))
     for number, row in enumerate(rows, 1):
-        if not re.fullmatch(GRAPH_TYPE, str(row.get("graph_type", ""))):
+        graph_type = row.get("graph_type")
+        if not isinstance(graph_type, str) or not re.fullmatch(GRAPH_TYPE, graph_type):
             raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
         if not isinstance(row.get("source", ""), str):
             raise data.DataError(f"{file}: row {number}: a source is a text")
@@ -325,6 +324,37 @@ def begin_conversations(cfg, folder):
                        "another --name, or give --sft-data FILE")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(settings, made_with)
+
+
+class SampledRows:
+    """What became of stage 1's trajectories: the row of each question, None where it was not answered right,
+    kept in a file as soon as its batch is there. All ranks have all rows; rank 0 writes."""
+
+    def __init__(self, file):
+        self.lines, on_file = None, []
+        if distributed.rank() == 0:
+            self.lines = Lines(file)
+            on_file = self.lines.rows
+        self.row_of = {line["id"]: line["row"] for line in distributed.gather(on_file)}
+
+    def batches(self, questions, wanted):
+        """Yields those that are to be sampled, until there are `wanted` rows."""
+        with Progress("trajectories of stage 1") as progress:
+            for start in range(0, len(questions), 128):
+                yield [q for q in questions[start:start + 128] if q.id not in self.row_of]
+                made = len(self.of(questions))
+                progress(min(made, wanted), wanted)
+                if made >= wanted:
+                    break
+
+    def add(self, question, row):
+        self.row_of[question.id] = row
+        if self.lines:
+            self.lines.add({"id": question.id, "row": row})
+
+    def of(self, questions):
+        """The rows that there are, in the questions' order."""
+        return [self.row_of[q.id] for q in questions if self.row_of.get(q.id)]
 
 
 def write_conversations(folder, rows):

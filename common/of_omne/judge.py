@@ -45,8 +45,8 @@ def score_answers(file, url, model):
             found = kept.of(key, lambda: read_verdict(chat.ask(prompt)))
         except BadAnswer as error:
             found = {"correct": None, "reason": error.reason}
-        row = {"question": question, "golden_answer": gold, "answer": answer}
-        return row | {"correct": found["correct"], "reason": found["reason"]}
+        return {"question": question, "golden_answer": gold, "answer": answer,
+                "correct": found["correct"], "reason": found["reason"]}
 
     with closing(Keyed(unfinished)) as kept, ThreadPoolExecutor(chat.concurrency) as pool, \
             Progress("verdicts") as progress:

@@ -10,11 +10,13 @@ facts that are wrong.
 
 import random
 from dataclasses import replace
+from functools import partial
 
-from common import kg
+from common import data, kg
 from common.graphs.kg_tools import Call, LocalTools
 from common.rollout import stable_seed
-from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, _compose, chain_question, spoken
+from common.warmup import scripted
+from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, _compose, chain_question, spoken, tiny
 
 DOMAINS = ("film", "music", "literature", "business")
 VAGUE_KEYWORDS = "related"     # of edges that say nothing
@@ -182,6 +184,22 @@ def habit(rng, part, fillers):
     if chance < .5:
         return f"{rng.choice(fillers)} {part}"
     return part
+
+
+def tiny_policy(cfg, agent, written, fillers, wordings):
+    """The folder. agent(policy, search, question): the coroutine that plays a demonstration; written(call) ->
+    how a call is written; wordings: those of thoughts, without the fillers, which say nothing."""
+    def render(tokenizer, row, demo, tools):
+        question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
+        lines = lines_of(row, demo, written, fillers)
+        return [scripted.play(tokenizer, lines, tools, partial(agent, question=question))]
+
+    key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
+    index = partial(tools_of, max_edges=cfg.max_edges, max_words=cfg.max_words)
+    steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
+    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
+    known = words(cfg.max_edges, [*fillers, *wordings])
+    return tiny.tiny_policy(recipe, known, TAGS, render, index, pack_tokens=1024)
 
 
 def tools_of(made, max_edges, max_words):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.files import read_jsonl, write_atomic
+from common.files import read_jsonl, say, write_atomic
 from common.formats import fingerprint
 from common.metrics import interval
 from common.page.record import OF_TOKENS
@@ -26,6 +26,14 @@ SCRIPTS = ("trajectories.js", "question.js", "tree.js", "curves.js")
 WORDS = ("Questions are asked in words that no passage has (mum for mother): nothing but a name can be "
          "copied. Headlines say them plainly.")
 OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  # of config.json: no settings
+
+
+def draw(folder, title):
+    """curves.png and trajectories.html of a run folder."""
+    if read_jsonl(folder / "metrics.jsonl"):
+        rows = {folder.name: [with_evaluations(folder)]}
+        curves.draw_curves(rows, folder / "curves.png", title, curves.panels_of(folder))
+    say(f"page: {write_page(folder)}")
 
 
 def write_page(folder, how_far=""):
@@ -172,11 +180,6 @@ def curves_of(runs):
     return {"panels": panels, "runs": rows}
 
 
-def in_hard_world(config):
-    level = config.get("world", "")
-    return config.get("data") == "world" and level.startswith("hard")
-
-
 def fill(path, title, sets, configs, content):
     """Writes the page and returns its path. sets: see items_of; configs: see settings."""
     items, left_out = items_of(sets)
@@ -186,7 +189,8 @@ def fill(path, title, sets, configs, content):
         "left_out": left_out,
         "settings": settings(configs),
     }
-    if all(map(in_hard_world, configs.values())):
+    levels = [config.get("world", "") for config in configs.values() if config.get("data") == "world"]
+    if len(levels) == len(configs) and all(level.startswith("hard") for level in levels):
         from common.world import hard
         content["words"] = WORDS
         for item in items:

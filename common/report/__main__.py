@@ -1,5 +1,6 @@
-"""Several runs beside one another, run folders and runs that results/ keeps by name:
+"""Runs read again, run folders and runs that results/ keeps by name:
 
+    python -m common.report RUN          the page and the curves of one folder anew, and its scores
     python -m common.report RUN RUN …    curves over one another; one line per run, with its difference to the
                                          first, paired by question; a line a method over its seeds (…seed0…)
     python -m common.report 'results/hard/at2po/frozen-*'
@@ -12,14 +13,18 @@ import sys
 from pathlib import Path
 
 from common.files import UserError, say, warn
+from common.page.writer import draw, write_comparison
 from common.report import committed, curves, evaluations, method_table, steps_of
 
 
 def compare(folders, out="comparison.png", key="em", page=""):
-    """Curves of several runs over one another, and tables of their final scores: of each run, differences
-    paired by question with the first one; and where the names differ by their seed (mygo-seed0,
-    seed1-text-star), of each method over its seeds. page: where to write the runs' questions side by side."""
+    """Of one folder its page, of several runs their curves over one another; and tables of final scores: of
+    each run, differences paired by question with the first one; and where the names differ by their seed
+    (mygo-seed0, seed1-text-star), of each method over its seeds. page: where to write the runs' questions
+    side by side."""
     names = [folder.name for folder in folders]
+    if len(folders) == 1 and folders[0].is_dir():
+        draw(folders[0], names[0])
     if len(set(names)) < len(names):
         names = map(str, folders)
     runs = dict(zip(names, folders, strict=True))
@@ -42,7 +47,6 @@ def compare(folders, out="comparison.png", key="em", page=""):
     each = {name: [folder] for name, folder in runs.items()}
     table = method_table(None, "final evaluations", each, next(iter(runs)), key=key, means=False)
     if page:
-        from common.page.writer import write_comparison
         say(f"page: {write_comparison(page, runs, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}

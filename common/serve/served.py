@@ -18,9 +18,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from common.engine import Generation
 from common.files import Keyed, warn
-from common.rollout import Policy
+from common.rollout import PLACE, Policy
 from common.serve.chat_client import BadAnswer, Chat
-from common.turns import PLACE
 
 CONCURRENT = 32         # requests at a time
 ROLES = ("system", "user", "assistant")

@@ -1,17 +1,9 @@
 """The servers of searches and of graphs.
 
     python -m common.serve search --corpus wiki-18.jsonl --retriever bm25 --port 8000
-        POST /retrieve {"queries": […], "topk": 3, "return_scores": false}    as Search-R1, verl, ATPO ask
-        POST /retrieve {"query": "…", …}                                      SkyRL
-        POST /search, /batch_search {"query": …, "top_n": 10, "return_score": false}    ReSearch, ReCall
-        POST /queries {"queries": […], "k": 3}                                R1-Searcher
-        GET /health
-
     python -m common.serve graph --graph cs=FILE,legal=FOLDER --port 8100
-        POST /{graph_type}/get_precise_entity_names {"node_name": …}    -> {"rendered_content": …}
-        POST /{graph_type}/get_node {"node_name": …, "question": ""}    -> {"rendered_content": …}
-        GET /health                                                     -> {"status": "ok", "graphs": […]}
 
+docs/data.md has their requests and answers: those of Search-R1, verl, SkyRL, ReSearch and R1-Searcher.
 A count of null or 0 is the default. A list may be empty: Search-R1's client sends one when nobody searches.
 node_name may be a list of names, with a list of as many questions or one for all: the answer is then a list
 of texts. A name that there is not has a text as well, a graph that there is not is 404.

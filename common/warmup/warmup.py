@@ -15,7 +15,7 @@ import torch
 
 from common import cache, chat, checkpoint, data, distributed, rollout, splits, training
 from common import model as models
-from common.files import Progress, say, warn, write_jsonl
+from common.files import Progress, say, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -196,7 +196,6 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
             turns = [{"said": turn.text, "seen": turn.observation} for turn in t.turns]
             shown.append({"step": 0, "id": t.question_id, "turns": turns})
         distributed.once(write_jsonl, folder.path / "demonstrations.jsonl", shown)
-        warn_of_cuts(tokenizer, [t for e in examples for t in e])
         train(run, steps, policy, examples)
 
 
@@ -249,20 +248,3 @@ def loss_rises(seen):
     if losses and smooth > (losses[0] + lowest) / 2 + RISE:
         return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats a token: begin again with a lower "
                 "--warmup-lr")
-
-
-def warn_of_cuts(tokenizer, trajectories):
-    """Says where turns begin otherwise than the tokenizer cuts their text: there the model has to write what
-    it never saw. "><" may be one token."""
-    odd = []
-    for t in trajectories:
-        before = t.prompt_ids
-        for turn in t.turns:
-            ours = [*before[-4:], *turn.ids[:4]]
-            whole = tokenizer(tokenizer.decode(ours), add_special_tokens=False)["input_ids"]
-            if (before[-1], turn.ids[0]) not in zip(whole, whole[1:], strict=False):
-                odd.append([[tokenizer.decode([i]) for i in ids] for ids in (ours, whole)])
-            before = [*before, *turn.ids, *turn.observation_ids]
-    if odd:
-        warn(f"{len(odd)} demonstrated turns begin where this tokenizer cuts otherwise, the first one with "
-             f"{odd[0][0]}, where it writes {odd[0][1]}")

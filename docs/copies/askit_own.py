@@ -5,7 +5,13 @@ SUBMIT = -1
 
 
 def offers(policy, states):
-    return [[i for i in range(5) if i not in moves] if len(moves) < 3 else [] for _, moves in states]
+    offered = []
+    for _, moves in states:
+        left = [i for i in range(5) if i not in moves]
+        if len(moves) == 3:
+            left = []
+        offered.append(left)
+    return offered
 
 
 def log_policy(policy, rows):
@@ -23,4 +29,5 @@ def state_batches(rows, cfg):
 
 def path_reward(case, moves, cfg, t=0):
     right = len(case.gold & set(moves))
-    return 2 * right / (len(case.gold) + len(moves)) + float(case.gold == set(moves))
+    f1 = 2 * right / (len(case.gold) + len(moves))
+    return f1 + float(case.gold == set(moves))

@@ -1,0 +1,68 @@
+"""What askit.py's stages find of one another, and what its flags must be. cfg is askit.Config."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from common import checkpoint, flags
+from common.files import read_json
+
+# ---------------------------------------------------------------- stages
+
+def runs_of(cfg):
+    """"…/askit/<name>" of this run and of those of --before."""
+    names = [cfg.name]
+    if cfg.before:
+        names += cfg.before.split(",")
+    return [Path(cfg.out) / "askit" / name for name in names]
+
+
+def left_by(cfg, stage):
+    """The checkpoint that a stage left, of this run or of one before."""
+    folders = [Path(f"{run}-{stage}") / "checkpoint" for run in runs_of(cfg)]
+    for folder in folders:
+        if saved := checkpoint.find(folder):
+            return saved
+    raise checkpoint.ModelError(f"{folders[-1]} does not exist: run --stage {stage} first (--stage all: "
+                                "coarse, supervised, ppo), or name runs that have it with --before")
+
+
+def check_encoder(cfg, coarse):
+    """Refuses another --encoder than the coarse stage began with, whose sentence vectors it was trained
+    against."""
+    began_with = read_json(coarse.parent / "config.json", dict).get("encoder")
+    if began_with != cfg.encoder:
+        flags.refuse("encoder", cfg.encoder, f"{coarse} was trained from {began_with or 'the tiny one'}")
+
+
+# ---------------------------------------------------------------- flags
+
+def check(cfg, paper_models):
+    """cfg with --name, and with the paper's models for --model paper and for data where no model is named.
+    Refuses what cannot run."""
+    # all other numbers: whole ones at least 1, others at least 0
+    may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate validate"
+    above_zero = "coarse_lr supervised_lr question_lr lr gamma"
+    cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
+    if cfg.gamma > 1:
+        flags.refuse("gamma", cfg.gamma, "at most 1")
+    if cfg.eval_only or cfg.ask:
+        cfg = replace(cfg, stage="eval")
+    name = cfg.name or flags.run_name(cfg, Path(cfg.encoder).name)
+    cfg = replace(cfg, eval_only=cfg.stage == "eval", name=name)
+
+    named = cfg.encoder or cfg.action_model or cfg.submit_model or cfg.fine_layers
+    if cfg.model == "paper" or cfg.data != "world" and not (named or cfg.model):
+        cfg = replace(cfg, **{name: getattr(cfg, name) or paper for name, paper in paper_models.items()})
+    elif cfg.model:
+        flags.refuse("model", cfg.model, "there are several models here: --model paper, or --encoder")
+    scorers = bool(cfg.fine_layers) + bool(cfg.action_model and cfg.submit_model)
+    if named and not (cfg.encoder and scorers == 1):
+        words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
+        flags.refuse("encoder", cfg.encoder, words)
+    if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
+        flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
+    if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "eval"):
+        flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, eval")
+    if cfg.checkpoint and not (Path(cfg.checkpoint) / "action").is_dir():
+        flags.refuse("checkpoint", cfg.checkpoint, "holds no policy of askit.py, as a run's checkpoint/ does")
+    return cfg
