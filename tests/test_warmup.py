@@ -18,6 +18,7 @@ from common import data, guards, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
+from common.rollout import Trajectory, Turn
 from common.warmup import demonstrations, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import ROOT, sample
