@@ -212,8 +212,8 @@ def calls(seen):
 def kl(seen):
     mean = seen.recent("train/kl") or 0
     if abs(mean) > .1:
-        return (f"updates of one step move the policy by {mean:.2f} nats per token: the clip window no longer "
-                "holds it. Lower --lr, or more questions per update (--mini-batch)")
+        return (f"updates of one step move the policy by {mean:.2f} nats per token: the clip window no "
+                "longer holds it. Lower --lr, or more questions per update (--mini-batch)")
 
 
 GUARDS = {  # name: (the metric that it looks at, what it says)

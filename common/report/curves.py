@@ -182,7 +182,7 @@ def _curve(axis, seeds, key, look):
 
 
 def draw_methods(path, title, methods):
-    """<path>-curves.png of {label: [run folder per seed]}, where two or more of them were trained by reward."""
+    """<path>-curves.png of {label: [run folder per seed]}, where two or more were trained by reward."""
     curves = {}
     for label, folders in methods.items():
         steps = [steps_of(folder) for folder in folders]
