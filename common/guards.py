@@ -44,11 +44,11 @@ ROLLOUT = {
     "reward/format": Metric("share of trajectories in the paper's format", FORM, "format {:.2f}"),
     "rollout/tokens": Metric("tokens sampled in this step"),
     "rollout/response_tokens": Metric("sampled tokens per trajectory",
-                                      "sampled tokens a response", "len {:.0f}"),
+                                      "sampled tokens per response", "len {:.0f}"),
     "rollout/turns": Metric("turns per trajectory", "searches and turns", "turns {:.1f}"),
     "rollout/searches": Metric("searches per trajectory that brought a result", "searches and turns"),
     "rollout/entropy": Metric("mean -log pi of the sampled tokens, nats",
-                              "entropy (nats a token)", "ent {:.3f}"),
+                              "entropy (nats per token)", "ent {:.3f}"),
     "rollout/search_repairs": Metric("answers of a search server that had to be mended, so far"),
     "time/rollout": Metric("seconds of sampling, searches included", SECONDS, "roll {:.1f}s"),
 }
@@ -212,8 +212,8 @@ def calls(seen):
 def kl(seen):
     mean = seen.recent("train/kl") or 0
     if abs(mean) > .1:
-        return (f"updates of one step move the policy by {mean:.2f} nats a token: the clip window no longer "
-                "holds it. Lower --lr, or more questions per update (--mini-batch)")
+        return (f"updates of one step move the policy by {mean:.2f} nats per token: the clip window no "
+                "longer holds it. Lower --lr, or more questions per update (--mini-batch)")
 
 
 GUARDS = {  # name: (the metric that it looks at, what it says)

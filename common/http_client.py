@@ -42,7 +42,7 @@ def connect(url, timeout, flag, failure):
 
 
 class Client:
-    """timeout: seconds a request. repaired: {what was mended: how often}."""
+    """timeout: seconds per request. repaired: {what was mended: how often}."""
     remote = True
     what = ""             # "search": what the service does
     flag = ""             # that gave the address

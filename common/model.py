@@ -18,7 +18,7 @@ from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
-# nats a token, on average, by which a forward pass of ours may differ from the model's own in fp32
+# nats per token, on average, by which a forward pass of ours may differ from the model's own in fp32
 SAME = 1e-4
 
 

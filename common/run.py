@@ -209,8 +209,7 @@ class Run:
         save_every = self.steps_between_saves(learner, optimizer)
         if folder.start:
             before = checkpoint.load_training_state(folder.start, learner.model, optimizer)
-            for key, value in state.items():
-                state[key] = before.get(key, value)
+            state |= {key: before.get(key, value) for key, value in state.items()}
             step = saved = before["step"]
         folder.rewind(step)
         earlier = read_jsonl(folder.path / "metrics.jsonl")

@@ -2,7 +2,7 @@
 optimizer, and the step's means.
 
 GRPO (Shao et al. 2024, arXiv 2402.03300) is here as papers use it that take it as given: advantages within a
-group of samples of one question, a clipped ratio a token, a KL term. AEPO's soft clip and verl's dual clip
+group of samples of one question, a clipped ratio per token, a KL term. AEPO's soft clip and verl's dual clip
 are options of it; any other loss stands in its paper's script.
 """
 
@@ -196,7 +196,7 @@ def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw
     if kind == "adamw8bit":
         import bitsandbytes
         return bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=betas)
-    # on a GPU a tensor at a time: all at once takes another copy of the weights
+    # on a GPU one tensor at a time: all at once takes another copy of the weights
     at_once = False if trained and trained[0].is_cuda else None
     return torch.optim.AdamW(groups, lr=lr, betas=betas, foreach=at_once)
 

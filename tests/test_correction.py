@@ -102,7 +102,7 @@ def test_atpo_weighs_each_token_of_eq_10():
 
 
 def groups(model, lag):
-    """Two samples of one question, which the sampler gave `lag` nats a token less than the model does."""
+    """Two samples of one question, which the sampler gave `lag` nats per token less than the model does."""
     made = []
     for reward, turns in ((1.0, [[5, 6, 7], [8, 9, 5]]), (0.0, [[9, 8, 6], [5, 5, 7]])):
         turns = [rollout.Turn(ids, [0.0] * len(ids), "", "", [4]) for ids in turns]

@@ -345,7 +345,7 @@ def test_a_point_of_a_curve_leads_to_its_step(tmp_path, shown):
     page.locator("#open-curves").click()
     panels = page.locator("figure")
     titles = panels.locator("b").all_inner_texts()
-    assert titles == ["answers", "format", "entropy (nats a token)"]
+    assert titles == ["answers", "format", "entropy (nats per token)"]
     assert panels.first.locator("text").all_text_contents() == ["0", "0.5", "1", "5", "10", "15", "20"]
     picture = panels.first.locator("svg")
     box = picture.bounding_box()
@@ -525,7 +525,7 @@ def test_a_page_without_a_browser(tmp_path):
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     first = carried_by(run)
     assert first["items"][0]["question"].endswith(ATTACK)
-    assert set(first["curves"]["panels"]) == {"answers", "format", "entropy (nats a token)"}
+    assert set(first["curves"]["panels"]) == {"answers", "format", "entropy (nats per token)"}
     assert first["curves"]["runs"]["x"][1] == {
         "step": 2, "reward/em": .05, "reward/format": .9, "rollout/entropy": .2}
     comparison.main([str(run)])

@@ -21,7 +21,7 @@ DISTANCES = {
                           label="to the question"),
     "reward/cascade": Metric("mean reward of right trajectories"),
     "reward/steps_scored": Metric("different reasoning steps whose distances were measured"),
-    "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens a response"),
+    "rollout/tokens_right": Metric("sampled tokens of a right trajectory", "sampled tokens per response"),
     "time/scoring": Metric("seconds for the distances", SECONDS),
 }
 

@@ -185,7 +185,7 @@ def read_methods(title, methods):
 
 
 def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
-    """<path>-table.json (none without a path) of {label: [run folder a seed]} or {label: {seed: folder}}: a
+    """<path>-table.json (none without a path) of {label: [run folder per seed]} or {label: {seed: folder}}: a
     line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
     an evaluation is left out.
 

@@ -78,7 +78,7 @@ ABOVE = {
 def draw_curves(runs, path, title, panels):
     """Curves of {label: [metrics rows of a seed]}: a line through the data, of several seeds through their
     mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
-    a key; several: a colour a run, a line style a key.
+    per key; several: a colour per run, a line style per key.
 
     panels: {title: {key: label}}, those without data are left out. path: ends in .png (an .svg is made beside
     it), .pdf or .svg."""
@@ -182,7 +182,7 @@ def _curve(axis, seeds, key, look):
 
 
 def draw_methods(path, title, methods):
-    """<path>-curves.png of {label: [run folder a seed]}, where two or more of them were trained by reward."""
+    """<path>-curves.png of {label: [run folder per seed]}, where two or more were trained by reward."""
     curves = {}
     for label, folders in methods.items():
         steps = [steps_of(folder) for folder in folders]

@@ -23,12 +23,12 @@ from common.run import Run
 from common.warmup import demonstrations, sharegpt
 
 VERSION = "3"  # change it when demonstrations or training are made otherwise
-BATCH = 8      # demonstrations an update
+BATCH = 8      # demonstrations per update
 EPOCHS = 3     # over them, unless --warmup-steps says otherwise
 WEIGHT_DECAY = .01
-RISE = .1      # nats a token that a smoothed loss rises by chance
+RISE = .1      # nats per token that a smoothed loss rises by chance
 METRICS = STEP | UPDATE | {
-    "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats a token)", "loss {:.3f}"),
+    "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats per token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
     "warmup/tokens": Metric("tokens learned in the update"),
 }
@@ -246,5 +246,5 @@ def loss_rises(seen):
         smooth = (smooth + loss) / 2
         lowest = min(lowest, smooth)
     if losses and smooth > (losses[0] + lowest) / 2 + RISE:
-        return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats a token: begin again with a lower "
+        return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats per token: begin again with a lower "
                 "--warmup-lr")

@@ -31,7 +31,7 @@ class Recipe:
     steps: int                      # of the warm-up, eight demonstrations each
     flaw_rate: float                # share of the demonstrations that are flawed
     size: float = 1.0               # of the warm-up's worlds
-    top_k: int = 0                  # passages a search
+    top_k: int = 0                  # passages per search
     world: str = "plain"            # or hard[:KNOB=SHARE,…]
     engine: str = "transformers"    # vllm: without the bias that its Qwen3 lacks
 
@@ -139,7 +139,7 @@ def bm25(made):
 
 
 def word_level(words, unknown, signs):
-    """A tokenizers.Tokenizer of one id a word; signs: a pattern of what is split off."""
+    """A tokenizers.Tokenizer of one id per word; signs: a pattern of what is split off."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     ids = {word: i for i, word in enumerate(dict.fromkeys(words))}
     core = Tokenizer(models.WordLevel(ids, unk_token=unknown))
@@ -151,7 +151,7 @@ def word_level(words, unknown, signs):
 
 
 def tiny_tokenizer(words, tags):
-    """Word-level tokenizer: one id a word, punctuation mark or tag.
+    """Word-level tokenizer: one id per word, punctuation mark or tag.
 
     Its chat template leaves out system messages, since the tiny policy learns its format from demonstrations
     and reads no instructions."""
