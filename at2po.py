@@ -96,6 +96,7 @@ class Config(flags.PassageFlags):
     retokenize: bool = False
 
     # ---- update
+
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
