@@ -37,7 +37,6 @@ import itertools
 import math
 import random
 import re
-import time
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -58,7 +57,7 @@ from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import teams as team_page
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, tell
+from common.run import Run, make_engine, program, tell, timed
 
 # ---------------------------------------------------------------- config
 
@@ -263,15 +262,10 @@ def parse_report(text, materials):
 # ---------------------------------------------------------------- agent: planner and workers (Eq 1)
 
 @dataclass
-class Place:
+class Place(data.Split):
     """A set of questions in one environment: what can be asked and read there."""
 
-    env: str  # text, kg or kimi
-    name: str
-    questions: list
-    retriever: object  # text: passages of the corpus
-    graph: object = None  # kg: kg.KnowledgeGraph
-    evaluated: frozenset = frozenset()  # as data.Split has it
+    env: str = "text"  # or kg, which reads `graph`, or kimi
     own: dict = field(default_factory=dict)  # kimi: question id -> a retriever over its own passages
 
 
@@ -656,19 +650,16 @@ def warm_up(run, policy, place):
     team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    right, tokens, tried, started = [], 0, 0, time.time()
-    policy.engine.sync(policy.model)
-    while len(right) < cfg.sft_trajectories and tried < len(questions):
-        batch = questions[tried:tried + cfg.questions_per_step]
-        seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
-        sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
-        tried += len(batch)
-        tokens += sum(t.info.tokens for t in sampled)
-        right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
-        seconds = time.time() - started
-        say(f"warm-up | {len(right)} of {cfg.sft_trajectories} with EM 1 from {tried} questions | "
-            f"{seconds:.0f}s")
-    policy.engine.sleep()
+    right, tokens, tried, row = [], 0, 0, {}
+    with run.sampling(policy, row):
+        while len(right) < cfg.sft_trajectories and tried < len(questions):
+            batch = questions[tried:tried + cfg.questions_per_step]
+            seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
+            sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
+            tried += len(batch)
+            tokens += sum(t.info.tokens for t in sampled)
+            right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
+            say(f"warm-up | {len(right)} of {cfg.sft_trajectories} with EM 1 from {tried} questions")
     if not right:
         raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "
@@ -676,17 +667,14 @@ def warm_up(run, policy, place):
     if len(right) < cfg.sft_trajectories:
         warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    sampling = {"questions": tried, "kept": len(right), "tokens": tokens, "seconds": seconds}
-    folder.write("sampling.json", sampling)
-    right = right[:cfg.sft_trajectories]
-    learned = [t for t, _ in right]
+    folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | row)
+    learned = [t for t, _ in right[:cfg.sft_trajectories]]
     for t in learned:  # learned under prompts without the examples (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
     write_sharegpt(folder, learned, place.env, step=0)  # files alone
-    for t, question in right[:5]:
-        folder.append("samples.jsonl", [team_page.group_record([t], question, step=1)])
+    folder.append("samples.jsonl", [team_page.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
     run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
@@ -753,8 +741,8 @@ def main(argv=None):
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
         env, _, stage = run.name.partition("-")
-        place = split and Place(env, **vars(split))
-        run_stage(run, stage, place, [Place(env, **vars(s)) for s in evals])
+        place = split and Place(**vars(split), env=env)
+        run_stage(run, stage, place, [Place(**vars(s), env=env) for s in evals])
     for env in envs:
         distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
@@ -796,7 +784,7 @@ def ask(cfg):
     """--ask: one question. In a graph its topic entities are those that it names."""
     run = Run(cfg, "mygo_mujica")
     _, [split, *_] = load_splits(cfg)
-    place = Place(cfg.envs.split(",")[0], **vars(split))
+    place = Place(**vars(split), env=cfg.envs.split(",")[0])
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":
         from common.graphs.synthesis import is_named
@@ -946,15 +934,12 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
 def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
     """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
     rise: a factor of the learning rate."""
-    started = time.time()
-    parts = mini_batches(groups, cfg.mini_batch)
-    # all old log-probs before the first update, by the trainer: the engine rounds differently
-    prepared = []
-    for part in parts:
-        learned = [c for t in part for c in conversations(t)]
-        prepared.append(training.prepare(
-            model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
-    row = {"time/old_logprobs": time.time() - started}
+    parts, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
+    with timed(row, "time/old_logprobs"):
+        for part in parts:  # all old log-probs before the first update, by the trainer, not the engine
+            learned = [c for t in part for c in conversations(t)]
+            prepared.append(training.prepare(
+                model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     everything = [b for batches in prepared for b in batches]
     meter = training.Meter(everything, cfg.sampler_correction)
     for part, batches in zip(parts, prepared, strict=True):
@@ -1085,7 +1070,7 @@ def tiny_policy(cfg):
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
 
     def index(world):
-        return Place("text", "warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
+        return Place("warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
 
     def render(tokenizer, row, demo, place):
         env = random.Random(f"{row['_id']}/{demo.answer}").choice(("text", "kg"))
@@ -1101,9 +1086,8 @@ def tiny_policy(cfg):
 
 SYSTEM = {
     ("text", "planner"): """**Your Task:** Answer the user's question thoroughly and accurately.
-Before answering, outline your plan and reasoning process within '<think>' tags. This includes \
-understanding the question, identifying needed \
-information, and planning your search queries.
+Before answering, outline your plan and reasoning process within '<think>' tags. This includes understanding \
+the question, identifying needed information, and planning your search queries.
 You can use the search tool to get information.
 Please put your search query in '<search>' tags, e.g., '<search> Who is the mother of Xawery Żuławski? \
 </search>'
@@ -1125,9 +1109,8 @@ sentence, mirroring the question structure.
 Put your answer into the <sentence>…</sentence> tag.
 If the passages have no information related to the question, put [-1] in the <select>…</select> tag
 and try your best to answer the question according to your knowledge in the <sentence>…</sentence> tag.""",
-    ("kg", "planner"): """Your task is answering questions. You will be given a question and some \
-candidate entities. You should first make a plan about how \
-to solve this question.
+    ("kg", "planner"): """Your task is answering questions. You will be given a question and some candidate \
+entities. You should first make a plan about how to solve this question.
 You can use the Search(entity, question) function to get information.
 Please think thoroughly and label the final answer with <answer> *** </answer>.""",
     ("kg", "worker"): """Task: Extract relevant information from provided materials and present it in a \
@@ -1172,40 +1155,33 @@ I have all the information to answer the question.
     ("text", "worker"): ["""Question: What college did Kyeon Mi-ri attend?
 Context:
 [0] Kyeon Mi-ri graduated from Seoul Traditional Arts High School in 1983, then studied Dance at Sejong \
-University. She made her acting debut in 1984, and \
-has since become active in television dramas, most notably as the arrogant and ambitious Lady Choi in the \
-2003 period drama "Dae Jang Geum" (or "Jewel in \
-the Palace"), which was a hit not only in Korea but throughout Asia.
-[1] Shin Kyeong-nim was born on April 6, 1936 in North Chungcheong Province, South Korea. When he was \
-young, Shin Kyong-rim frequented the people of \
-Korea's rural villages and collected the traditional songs they sang. Much of his poetry represents a \
-modernization of things he heard then Shin Kyeong-nim \
-graduated in English Literature from Dongguk University, from which time he strove to become a creative \
-writer. In 1955 and 1956, he made his formal \
-literary debut with the publication of poems "Day Moon" (Natdal), "Reeds" (Galdae) and "Statue of Stone" \
-(Seoksang). He taught elementary school in his \
-hometown for a period of time, before moving to Seoul to work as an editor for Hyundae munhak and Donghwa \
-Publishers. But his strong desire to create \
-poetry continued.
+University. She made her acting debut in 1984, and has since become active in television dramas, most \
+notably as the arrogant and ambitious Lady Choi in the 2003 period drama "Dae Jang Geum" (or "Jewel in the \
+Palace"), which was a hit not only in Korea but throughout Asia.
+[1] Shin Kyeong-nim was born on April 6, 1936 in North Chungcheong Province, South Korea. When he was young, \
+Shin Kyong-rim frequented the people of Korea's rural villages and collected the traditional songs they \
+sang. Much of his poetry represents a modernization of things he heard then Shin Kyeong-nim graduated in \
+English Literature from Dongguk University, from which time he strove to become a creative writer. In 1955 \
+and 1956, he made his formal literary debut with the publication of poems "Day Moon" (Natdal), "Reeds" \
+(Galdae) and "Statue of Stone" (Seoksang). He taught elementary school in his hometown for a period of time, \
+before moving to Seoul to work as an editor for Hyundae munhak and Donghwa Publishers. But his strong desire \
+to create poetry continued.
 [2] Paige Ackerson-Kiely received a BA in Asian Studies from the University of New Mexico in Albuquerque. \
-Prior to this achievement, she attended Beloit \
-College in Beloit, Wisconsin, Marmara University in Istanbul, and Birzeit University in Birzeit, Palestine.
+Prior to this achievement, she attended Beloit College in Beloit, Wisconsin, Marmara University in Istanbul, \
+and Birzeit University in Birzeit, Palestine.
 [3] Han Seung-yeon was born on July 24, 1988, in Seoul, South Korea. She made her acting debut as a child \
-actress in a bit part in "Dear Ends" (1993), \
-"Summer Showers" (1995) and "Star in My Heart" (1997). She later left South Korea to study at Tenafly High \
-School in New Jersey, United States. However, she \
-withdrew from high school mid-course in order to pursue a singing career. After returning to South Korea, \
-she debuted as a member of girl group Kara on \
-March 29, 2007. During her time with the group, she passed a high school qualification exam, the College \
-Scholastic Ability Test, and was accepted by Kyung \
-Hee University, majoring in theater and film.
+actress in a bit part in "Dear Ends" (1993), "Summer Showers" (1995) and "Star in My Heart" (1997). She \
+later left South Korea to study at Tenafly High School in New Jersey, United States. However, she withdrew \
+from high school mid-course in order to pursue a singing career. After returning to South Korea, she debuted \
+as a member of girl group Kara on March 29, 2007. During her time with the group, she passed a high school \
+qualification exam, the College Scholastic Ability Test, and was accepted by Kyung Hee University, majoring \
+in theater and film.
 [4] Myo Min Zaw studied English at the University of Yangon, where he became active in the pro-democracy \
-group All Burma Federation of Student Unions \
-(ABFSU). In December 1996, he participated in a student protest, and following the closing of Burma's \
-universities, remaining involved in the pro-democracy \
+group All Burma Federation of Student Unions (ABFSU). In December 1996, he participated in a student \
+protest, and following the closing of Burma's universities, remaining involved in the pro-democracy \
 movement.""", """<think> The question asks about what college Kyeon Mi-ri attended.
-Passage [0] clearly states that "Kyeon Mi-ri graduated from Seoul Traditional Arts High School in 1983, \
-then studied Dance at Sejong University."
+Passage [0] clearly states that "Kyeon Mi-ri graduated from Seoul Traditional Arts High School in 1983, then \
+studied Dance at Sejong University."
 So I select passage [0]. </think>
 <select> [0] </select>
 <sentence> Kyeon Mi-ri attended Sejong University. </sentence>"""],
@@ -1221,8 +1197,8 @@ I need to search information for both of Blind Shaft and The Mask Of Fu Manchu.
 Search([0], "When did Blind Shaft come out?")
 Search([1], "When did The Mask Of Fu Manchu come out?")
 </action>""", "Obs: Blind Shaft came out on 2003 and The Mask Of Fu Manchu came out on 1932.", """<think> \
-Ok. Right now I need compare their released \
-date. 1932 is much earlier than 2003. Therefore, The Mask Of Fu Manchu came out first. </think>
+Ok. Right now I need compare their released date. 1932 is much earlier than 2003. Therefore, The Mask Of Fu \
+Manchu came out first. </think>
 <answer> The Mask Of Fu Manchu </answer>"""],
     ("kg", "worker"): ["""Question: Who is the mother of Xawery Żuławski?
 Materials:
@@ -1236,8 +1212,7 @@ Materials:
 [7] Xawery Żuławski, place of birth, Warsaw
 [8] Andrzej Żuławski, child, Xawery Żuławski
 [9] Małgorzata Braunek, child, Xawery Żuławski""", """<think> The question asks me to find the mother of \
-Xawery Żuławski. [0] says Xawery Żuławski's mother \
-Małgorzata Braunek, which excatly meets our need. </think>
+Xawery Żuławski. [0] says Xawery Żuławski's mother Małgorzata Braunek, which excatly meets our need. </think>
 <select> [0] </select>
 <sentence> The mother of Xawery Żuławski is Małgorzata Braunek. </sentence>"""]}
 

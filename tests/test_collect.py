@@ -109,7 +109,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
 def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeypatch):
     tokenizer = models.load_tokenizer(small)
     cfg = mygo_mujica.Config(warmup_data=str(tmp_path / "r.jsonl"))
-    place = mygo_mujica.Place("text", "x", [QUESTION], OnePage())
+    place = mygo_mujica.Place("x", [QUESTION], OnePage())
     says = ("<search> Who directed Red Hill? </search>",
             "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
 

@@ -200,7 +200,7 @@ def test_every_script_tells_its_warm_up_what_is_evaluated(script, tmp_path, monk
     monkeypatch.setattr(script.models, "load_tokenizer", lambda *_: None)
     split = data.Split("x", [], None, evaluated=frozenset("e"))
     if script is mygo_mujica:
-        split = script.Place("text", **vars(split))
+        split = script.Place(**vars(split))
     warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
     warmed_up(script.Config(), "m", split)
     assert told == [{"e"}]

@@ -61,7 +61,7 @@ def tokenizer():
 
 def place(env="text"):
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)
-    return m.Place(env, "train", [], retriever.BM25Retriever(PASSAGES), graph)
+    return m.Place("train", [], retriever.BM25Retriever(PASSAGES), graph, env=env)
 
 
 def config(**more):
@@ -366,7 +366,7 @@ def test_topic_entities_are_where_the_evidences_start(change, topics):
 def test_equal_ids_of_two_sets_read_their_own_passages(tokenizer):
     policy = Policy(None, tokenizer, None)
     for name, text in (("a", "Pale Tower is a film."), ("b", "Pale Tower is a book.")):
-        team = m.Team(policy, m.Place("kimi", name, [], None), config(), 1.0)
+        team = m.Team(policy, m.Place(name, [], None, env="kimi"), config(), 1.0)
         q = replace(QUESTION, context=[["Pale Tower", [text]]])
         for _ in range(2):
             assert asyncio.run(m.materials_for(team, q, "Pale Tower", None))[0] == [text]
@@ -375,7 +375,7 @@ def test_equal_ids_of_two_sets_read_their_own_passages(tokenizer):
 def test_an_entity_with_many_facts_gives_those_that_share_words(tokenizer):
     many = kg.KnowledgeGraph.from_triples(
         [("A", f"relation {i}", f"x{i}") for i in range(30)] + [("A", "place of birth", "Rome")])
-    team = m.Team(None, m.Place("kg", "t", [], None, many), config(max_triples=4), 1.0)
+    team = m.Team(None, m.Place("t", [], None, many, env="kg"), config(max_triples=4), 1.0)
     lines, facts = asyncio.run(m.materials_for(team, QUESTION, "What is the birth place of A?", "A"))
     assert len(facts) == 4
     assert facts[0] == ("A", "place of birth", "Rome")
@@ -580,7 +580,8 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
     monkeypatch.setattr(m, "plan", right_words_in_another_order)
     engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None, busy=False)
     train = replace(place(), questions=[QUESTION])
-    run = SimpleNamespace(cfg=config(sft_trajectories=1), folder=SimpleNamespace(rewind=lambda step: None))
+    folder = SimpleNamespace(rewind=lambda step: None)
+    run = SimpleNamespace(cfg=config(sft_trajectories=1), folder=folder, sampling=sampling)
     with pytest.raises(models.ModelError, match="none of 10 few-shot trajectories has EM 1"):
         m.warm_up(run, Policy(None, tokenizer, engine), train)
     monkeypatch.undo()
@@ -655,7 +656,7 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
     folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None, append=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
-    run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None)
+    run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None, sampling=sampling)
     m.warm_up(run, Policy("weights", tokenizer, engine), train)
     assert synced == ["weights"] and learned == made[:3]
     for t, own in zip(learned, prompts, strict=False):
@@ -705,7 +706,7 @@ def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward(
     tokenizer = tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join(texts)), tags)
     cfg = config(max_rounds=1, max_parallel=1)  # (an agent's limits, not theirs)
     for row, env in itertools.product(made.questions, ("text", "kg")):
-        where = m.Place(env, "warmup", [], tiny.bm25(made), graph)
+        where = m.Place("warmup", [], tiny.bm25(made), graph, env=env)
         demo = world_demonstrations.demonstrate(made, row, 0, 0.0)
         planner, *workers = m.demonstration(tokenizer, data.parse_question(row), demo, where, cfg)
         assert planner.reward == planner.info.em == 1 and not planner.info.faults

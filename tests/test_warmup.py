@@ -113,7 +113,7 @@ def test_a_thought_quotes_a_few_words_around_what_is_needed_next(small):
         "it was much later that Red Hill was made by Bo Moss … So the answer is Bo Moss."]
     question = data.parse_question(row)
     index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    place = mygo_mujica.Place("text", "train", [question], index)
+    place = mygo_mujica.Place("train", [question], index)
     tokenizer = models.load_tokenizer(small)
     planner, *_ = mygo_mujica.demonstration(tokenizer, question, demo, place, mygo_mujica.Config(top_k=1))
     said = planner.turns[-1].text
@@ -198,7 +198,7 @@ def test_mujica_asks_at_once_only_for_what_waits_for_nothing(small):
     question, demo = data.parse_question(row), demonstrated(row)
     assert [hop.waits for hop in demo.hops] == [False, True]
     index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    place = mygo_mujica.Place("text", "train", [question], index)
+    place = mygo_mujica.Place("train", [question], index)
     cfg = mygo_mujica.Config(top_k=1)
     planner, *_ = mygo_mujica.demonstration(models.load_tokenizer(small), question, demo, place, cfg)
     assert [len(mygo_mujica.parse_plan(t.text, "text", 9)[0]) for t in planner.turns] == [1, 1, 0]
