@@ -57,6 +57,13 @@ def test_names_tell_model_and_data_where_they_are_not_the_default():
 # ---- auto
 
 @pytest.mark.parametrize("script", ["at2po", "bi_rar", "mygo_mujica"])
+def test_an_evaluation_is_named_after_what_it_evaluates(script, tmp_path):
+    lines = [["--eval-only", "--checkpoint", str(tmp_path / name)] for name in ("a", "b", "b")]
+    a, b, again = (SCRIPTS[script].parse_args(line).name for line in lines)
+    assert a != b == again and b.startswith("eval-")
+
+
+@pytest.mark.parametrize("script", ["at2po", "bi_rar", "mygo_mujica"])
 def test_a_config_of_python_is_that_of_the_command_line(script):
     module = SCRIPTS[script]
     plain, hard = (flags.world_defaults(script, level) for level in ("plain", "hard"))
