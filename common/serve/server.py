@@ -16,6 +16,7 @@ import asyncio
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -303,7 +304,8 @@ def serve(command):
     shown = f"[{host}]" if ":" in host else host
     path = "/retrieve" if isinstance(command, Search) else ""
     print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
-    server(app).run([listener])
+    with suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again when it has ended
+        server(app).run([listener])
     print("stopped", flush=True)
 
 
