@@ -5,7 +5,7 @@ One tree of such trajectories is grown per question: M chains first, then L roun
 turns that the policy was least sure of and samples a sibling of each, to the end. A leaf's value is its
 standardised reward. A turn's value is the mean of its children's values, weighted by the softmax of the
 children's entropies; it is also the turn's advantage. ATPO is the loss: one importance ratio and one clip
-decision per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is all three.
+decision per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
 
 GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
 are divided by the population's std (authors' code); there is no KL term.
@@ -74,7 +74,7 @@ class Config(flags.PassageFlags):
     max_response: int = 6192        # tokens of the response, observations included | Table 3
     # the question inside the system message (the authors'), or in a user message
     prompt_form: Literal["system", "chat"] = "system"
-    # end an answer at </answer>; without it at the end of sequence, which is trained | authors' code
+    # end an answer at </answer>; else it runs to the end-of-sequence token, which is learned | authors' code
     stop_at_answer: bool = False
     temperature: float = 1.0        # in training; top-p 1, no top-k | authors' code
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
@@ -165,7 +165,7 @@ def render_passages(passages, max_passage=1000):
     return "\n".join(pages) or "No passage found."
 
 
-# a result ends in a line break: Qwen's tokenizer would join its ">" and the next turn's "<"
+# a result ends in a line break: as text "><" is one token of Qwen's, and the next turn begins with "<"
 AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
 
 
@@ -202,7 +202,7 @@ class Node:
     name: str = ""                          # the rollout that made it, such as chain3.0-2; part of its seed
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # how often this turn was sampled again (unused for the root)
+    regenerated: int = 0                    # how often this turn was sampled again (not read of the root)
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -251,7 +251,8 @@ async def play_turn(player, node, name):
         seed=stable_seed(player.seed, name, len(turns)),
     )
     text = sampled_text(tokenizer, g.token_ids, g.stop_reason)
-    # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate)
+    # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
+    # common/rollout.py)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
     query, queries = "", inside(SEARCH, text)
@@ -286,7 +287,7 @@ REGENERATION_PENALTY = .05
 
 def choose_nodes(root, cfg, rng):
     """The N nodes to regenerate next: the most uncertain turns first, or random ones. Final turns (answered
-    or cut off) never are. The root may be chosen, too, for a new chain; so is a first turn's sibling."""
+    or cut off) never are. Choosing the root starts a new chain; so does choosing a first turn."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -476,20 +477,21 @@ def assign_advantages(root, cfg):
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
 
 
-# ---------------------------------------------------------------- loss (Eq 4-11, Eq 13)
+# ---------------------------------------------------------------- loss (Eq 4-5, 8-13)
 
 def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
     """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
 
-    All are (B, T), and position t speaks of token t. logprobs: in float32; old_logprobs, advantages: without
-    gradient. response_mask: what the policy sampled, of any dtype. turn_ids: its turns, numbered from 0 in
-    each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this is a micro-batch of it."""
+    All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
+    old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
+    its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this
+    is a micro-batch of it."""
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
-    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio
+    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio; K = the most turns in a row
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # unsampled tokens take turn 0's; the sum below leaves them out
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
@@ -542,7 +544,7 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
     if turn_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # the same number; each distinct turn gets its gradient once, however many leaves share it
+        # the same number; a distinct turn goes through backward once, with the weights of all its leaves
         loss = turn_loss(
             turn_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -564,7 +566,7 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    budget = baselines.TokenBudget(cfg)  # ours: training ends at the cost of the baseline's chains
+    budget = baselines.TokenBudget(cfg)  # ours: by default training ends at the cost of the baseline's chains
     # at most cfg.steps times; after each body run.steps logs, evaluates and saves. state: kept in
     # checkpoints; share: how much of the budget is used
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):

@@ -6,7 +6,8 @@ question (backward): information distances under a frozen language model. Two po
 checkpoint, one per reward, and their weights are averaged.
 
 GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, so a group
-whose trajectories are all right can still teach; and the result is the average of two policies.
+whose trajectories are all right can still teach; and the result is the average of two policies. (Ours: a
+group of equal rewards makes no loss, not even its KL term.)
 A *step* is a training step. The paper's step T_i is a *reasoning step*: the thought of a turn (in the
 embedded world, the toy data set that comes with the code, the whole turn).
 
@@ -59,8 +60,9 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # all = baseline, forward, backward, a merge per --lambdas, all evaluated. eval = evaluate --checkpoint.
-    # Controls: length = 1 - .05 per search; shuffled = the distances, permuted (common/of_bi_rar/controls.py)
+    # all = initial, baseline, forward, backward, a merge per --lambdas, all evaluated; eval = --checkpoint.
+    # Controls: length = 1 - .05 per search; shuffled = d_TA permuted over the reasoning steps of all right
+    # trajectories of a step (common/of_bi_rar/controls.py)
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -86,7 +88,7 @@ class Config(flags.PassageFlags):
     scorer: str = ""
     # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
     step_text: Literal["thought", "turn"] = "thought"
-    # whether the turn that answers is a reasoning step; off: a right answer in the first turn earns 0
+    # whether the turn that answers is a reasoning step; off: an answer in the first turn has none to be paid
     answer_step: Literal["on", "off"] = "on"
     explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
 
@@ -188,7 +190,8 @@ async def play(player, question, name):
             seed=stable_seed(player.seed, name, len(turns)),
         )
         text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
-        # trained on are the sampled ids, the stop string's too; the observation's ids have mask 0 (collate)
+        # the loss covers the sampled ids, stop string included; the observation's ids have mask 0
+        # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
         action = ACTION.search(text)
@@ -253,8 +256,8 @@ FARTHEST = 20.0
 
 
 def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
-    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, min as printed, not the max of the
-    normalized information distance. The bound of 20 is ours.
+    """Eq 2: d(a, b | c) = min{K(a|b,c), K(b|a,c)} / min{K(a|c), K(b|c)}, with min, as printed; the normalized
+    information distance has max in both places. The bound of 20 is ours.
 
     >>> information_distance(2.0, 5.0, 4.0, 8.0)
     0.5
@@ -307,8 +310,8 @@ def distances(K):
 
 
 def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
-    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. sampled_ids
-    False: whole turns are encoded anew, too, for a scorer with another vocabulary; thoughts always are."""
+    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. Thoughts are
+    always encoded anew; whole turns keep their ids unless sampled_ids is False (another vocabulary)."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -438,7 +441,7 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. log-probs of the trained model before any update (not the engine's), and of the initial policy.
-        # Groups of equal rewards are dropped here, their KL term, too; N below still counts them
+        # Groups of equal rewards make no loss; N below counts them all the same
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -452,7 +455,7 @@ def train(run, policy, initial, scorer, split):
 
         # 5. per mini-batch (by default one per step, so rho is 1 and clips nothing; embedded world: four)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # o: a trajectory, adv: its advantage; N: all trajectories, of all ranks, those left out too
+        # o: a trajectory, adv: its advantage; N: all of the mini-batch (every rank has all groups)
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         # rho = exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]
@@ -569,7 +572,7 @@ def main(argv=None):
     initial_source = initial_policy(cfg)
     if cfg.warmup_data:
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-    start = cfg.checkpoint or cfg.policy or initial_source
+    start = cfg.checkpoint or cfg.policy or initial_source  # (--warmup-data goes with --model alone)
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     tell(cfg, cfg.steps)  # what will happen
@@ -602,7 +605,7 @@ def run_stage(run, source, newest, initial_source, split, evals):
     if run.folder.is_done(steps, evals, newest):
         return
     # the initial policy serves the KL term and, without --scorer, the distances
-    needs_initial = bool(initial_source) and (not cfg.scorer or trains and cfg.kl_coef > 0)
+    needs_initial = bool(initial_source) and (not cfg.scorer or (trains and cfg.kl_coef > 0))
     frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # models in memory beside the policy
     policy = run.policy(run.folder.start or source, trains, frozen)
     initial = models.load_reference(policy.model, initial_source, lora) if needs_initial else None

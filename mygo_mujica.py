@@ -79,11 +79,11 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question; characters: 20 times as many
+    max_words: int = 200            # words of a passage, triple or question, 20 characters for each at most
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
-    max_prompt: int = 4096          # tokens of the planner's first prompt
+    max_prompt: int = 4096          # tokens of the planner's first prompt; longer ones are refused
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
 
@@ -102,7 +102,7 @@ class Config(flags.PassageFlags):
     questions_per_step: int = 1000  # questions per iteration | D.3
     keep: int = 3                   # m, trajectories to learn from per question | D.3
     max_attempts: int = 16          # attempts per question | D.3
-    threshold: float = .5           # K before the first iteration (mygo, which only raises it; fixed)
+    threshold: float = .5           # K before the first iteration; mygo raises it, fixed keeps it
     offline_threshold: float = .8   # K of offline
     group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
     mini_batch: int = 32            # planner trajectories per update, their workers with them
@@ -173,7 +173,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 # Search([label], "question"); a quotation may hold quotes, but no further call
 INSIDE = r"(?:(?!Search\s*\().)*?"
 CALL = re.compile(
-    rf"""Search\s*\(\s*((?:\[[^\]]*\]\s*)*),?\s*(?:["“]({INSIDE})["”]|'({INSIDE})')\s*\)""", re.DOTALL
+    rf"""\bSearch\s*\(\s*((?:\[[^\]]*\]\s*)*),?\s*(?:["“]({INSIDE})["”]|'({INSIDE})')\s*\)""", re.DOTALL
 )
 
 
@@ -225,14 +225,13 @@ def calls_of_text(text):
 def calls_of_graph(text):
     """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
     calls = []
-    written = CALL.findall(text)
-    for labels, double, single in written:
+    for labels, double, single in CALL.findall(text):
         label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)
         question = " ".join((double or single).split())
         if label and question:
             calls.append((int(label[1]), question))
     begun = len(re.findall(r"\bSearch\s*\(", text))
-    return calls, max(begun, len(written)) - len(calls)
+    return calls, begun - len(calls)
 
 
 def parse_report(text, materials):
@@ -263,7 +262,7 @@ def parse_report(text, materials):
 
 @dataclass
 class Place(data.Split):
-    """A set of questions in one environment: what can be asked and read there."""
+    """Questions, a retriever and a graph in one environment: what can be asked and read there."""
 
     env: str = "text"  # or kg, which reads `graph`, or kimi
     own: dict = field(default_factory=dict)  # kimi: question id -> a retriever over its own passages
@@ -291,8 +290,8 @@ class Team:
         return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
 
     async def say(self, prompt_ids, turns, seed, known):
-        """The next Turn of a conversation, sampled to the end of its message. known: ignored here; what
-        demonstrations read (Written, in the appendix): a planner's entities, a worker's Report."""
+        """The next Turn of a conversation, sampled to the end of its message. known: a planner's entities or
+        a worker's Report; only Written, in the appendix, reads it."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),
             stop=(),
@@ -373,7 +372,7 @@ class Report:
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
     tails: list = field(default_factory=list)       # entities that the selected triples lead to
-    tokens: int = 0             # sampled by its planner and all workers
+    tokens: int = 0             # sampled by its planner and all workers: GRPO divides by it
 
 
 @dataclass
@@ -410,7 +409,7 @@ async def work(team, question, sub, entity, seed):
 
 async def plan(team, question, name, seed, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory, its info an
-    Attempt. name: distinguishes the attempts at one question, and their seeds."""
+    Attempt. name: distinguishes the attempts at one question, and their seeds. watch(turn): shows it."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
     prompt_ids = team.prompt("planner", request)
@@ -424,7 +423,7 @@ async def plan(team, question, name, seed, watch=None):
         if answer or not calls or len(turns) == cfg.max_rounds:  # the calls of the last round are not made
             faults["out of rounds"] += bool(calls)
             break
-        faults["asked again"] += sum(call in asked for call in calls) + len(calls) - len(set(calls))
+        faults["asked again"] += len(calls) - len(set(calls) - asked)
         asked.update(calls)
 
         agents = []  # a layer, side by side
@@ -438,7 +437,7 @@ async def plan(team, question, name, seed, watch=None):
         faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
         # in order: each may add to `entities`, whose positions are the labels
         turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
-        # an end-of-message token that was not sampled is added to the observation, with mask 0
+        # of a turn that was cut off, the end-of-message token stands in the observation, with mask 0
         reply = chat.Foreign(turn.observation)
         turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
@@ -452,7 +451,7 @@ async def plan(team, question, name, seed, watch=None):
 
 def observed(report, entities, place, cfg):
     """What the planner reads of a worker: its sentence, and the next labels for the entities it leads to,
-    which are appended to `entities`. An entity without facts of its own gets none: it leads nowhere."""
+    which are appended to `entities`. An entity without facts of its own gets none: nothing is to be read."""
     line = f"Obs: {report.sentence}"
     new = [e for e in dict.fromkeys(report.tails) if e not in entities and place.graph.facts(e)]
     if new:
@@ -534,12 +533,12 @@ def select(group, K, keep):
     return [t for t in group if t.reward > K][:keep]
 
 
-# The stages that train in iterations. All start from the warm-up.
+# The stages that train in iterations. All start from the warm-up (or from --checkpoint, or --warmup-data).
 #
 #   stage     attempts per question        learned from                            loss
 #   mygo      until m of them pass K       at most m, r > K; K rises               Eq 6
-#   offline   as mygo, all sampled by the  at most m, r > K = --offline-threshold  Eq 6
-#             frozen warm-up (App. F)
+#   offline   until m of them pass K, by   at most m, r > K = --offline-threshold  Eq 6
+#             the frozen warm-up (App. F)
 #   fixed     until m of them pass K       at most m, r > K = --threshold          Eq 6
 #   star      group_size                   at most m, r = 1                        Eq 6
 #   raft      group_size                   at most m of the highest r, if above 0  Eq 6
@@ -577,6 +576,7 @@ METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS  # of a step's row
 
 def train(run, stage, policy, sampler, reference, place):
     """MyGO: sample until enough attempts pass K, select them, maximise their likelihood, once per iteration.
+    The other stages of LEARNING differ where they are named.
 
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
     weights of GRPO's KL term."""
@@ -596,9 +596,9 @@ def train(run, stage, policy, sampler, reference, place):
                                label=f"{stage} | ", guard=team_page.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        before = completed(step - 1)  # by the tokens of earlier iterations
+        before = completed(step - 1)  # where on the cosine this iteration begins
 
-        with run.sampling(sampler, row):  # with the last iteration's weights: nothing is sampled ahead (D.2)
+        with run.sampling(sampler, row):  # with the weights of now: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # see "baselines" below
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
@@ -611,7 +611,7 @@ def train(run, stage, policy, sampler, reference, place):
         record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
 
         # 3. update (Eq 6), once per mini-batch, on planners and workers alike
-        rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 by default
+        rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # a factor of the rate, 1 without --lr-warmup
         if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
             continue
@@ -633,7 +633,7 @@ def likelihood_update(model, optimizer, trajectories, cfg, meter):
     for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
         logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
         loss = mle_loss(logprobs, b.response_mask, num_tokens)
-        (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+        (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
         meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
     norm = training.clip_gradient(model, cfg.grad_clip)
     if meter.end_update(norm):  # else loss or gradient is not a number: no update
@@ -673,7 +673,7 @@ def warm_up(run, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(
                 policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    write_sharegpt(folder, learned, place.env, step=0)  # files alone
+    write_sharegpt(folder, learned, place.env, step=0)  # for LLaMA-Factory; nothing here reads it
     folder.append("samples.jsonl", [team_page.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
