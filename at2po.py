@@ -470,9 +470,10 @@ def assign_advantages(root, cfg):
     # authors' code: ATPO on trees divides by the population's std, all else by the sample's
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
-    of_outcome = cfg.credit == "outcome"  # Table 1: the leaf's value for all its turns
     for leaf in root.leaves():
-        leaf.trajectory.advantages = [leaf.value if of_outcome else n.advantage for n in leaf.lineage()]
+        leaf.trajectory.advantages = [node.advantage for node in leaf.lineage()]
+        if cfg.credit == "outcome":  # Table 1: the leaf's value for all its turns
+            leaf.trajectory.advantages = [leaf.value] * len(leaf.lineage())
     if cfg.credit == "tree-grpo":
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
 

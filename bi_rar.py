@@ -218,7 +218,9 @@ class Checked(Outcome):
 def check_answer(trajectory, question):
     """Sets trajectory.info and returns the trajectory. The answer is that of the last turn."""
     action = ACTION.search(trajectory.turns[-1].text)
-    answer = action[2].strip() if action and action[1] == "answer" else None
+    answer = None
+    if action and action[1] == "answer":
+        answer = action[2].strip()
     info = Checked(
         answer,
         invalid=sum(t.observation == INVALID for t in trajectory.turns),
@@ -397,7 +399,9 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
-    per_trajectory = [t.info.d_TQ if stage == "backward" else t.info.d_TA for t, _ in right]
+    per_trajectory = [t.info.d_TA for t, _ in right]
+    if stage == "backward":
+        per_trajectory = [t.info.d_TQ for t, _ in right]
     if stage == "shuffled":  # a control
         per_trajectory = controls.dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, per_trajectory, strict=True):
@@ -608,9 +612,13 @@ def run_stage(run, source, newest, initial_source, split, evals):
     needs_initial = bool(initial_source) and (not cfg.scorer or (trains and cfg.kl_coef > 0))
     frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # models in memory beside the policy
     policy = run.policy(run.folder.start or source, trains, frozen)
-    initial = models.load_reference(policy.model, initial_source, lora) if needs_initial else None
+    initial = None
+    if needs_initial:
+        initial = models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
-    split, *evals = AGENT.within_limit(policy, [split if trains else None, *evals], cfg)
+    if not trains:
+        split = None
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
             train(run, policy, initial, scorer, split)
