@@ -83,8 +83,7 @@ class Config(flags.PassageFlags):
     bad_format_reward: float = 0.0  # reward of a bad format; -1 in the authors' code | Eq 16
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
-    # turn = A(n)
-    # outcome = the leaf's value for all its turns (Table 1)
+    # turn = A(n); outcome = the leaf's value for all its turns (Table 1);
     # tree-grpo = the leaf's value in the tree plus its value among the leaves of its own chain
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
@@ -100,7 +99,7 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; auto = as many as --steps of GRPO's groups would take; 0 = no limit
+    # sampled tokens that end training; auto = what GRPO's groups would sample in --steps; 0 = no limit
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -165,7 +164,7 @@ def render_passages(passages, max_passage=1000):
     return "\n".join(pages) or "No passage found."
 
 
-# a result ends in a line break: as text "><" is one token of Qwen's, and the next turn begins with "<"
+# the line break keeps Qwen's tokenizer from joining ">" and the next turn's "<" in one token
 AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
 
 
@@ -444,9 +443,11 @@ def node_value(node, rule):
         node.value = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     elif rule == "child-mean":
         node.value = sum(values) / len(values)
-    else:  # leaf-mean (TreeRL)
+    elif rule == "leaf-mean":  # TreeRL
         leaves = node.leaves()
         node.value = sum(leaf.value for leaf in leaves) / len(leaves)
+    else:
+        raise ValueError(f"rule {rule}: child-weighted, child-mean or leaf-mean")
     return node.value
 
 
@@ -487,7 +488,7 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
     old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
     its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this
-    is a micro-batch of it."""
+    is a micro-batch of it. (On a GPU kernels/turn_loss.py computes the same number, a turn once.)"""
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
@@ -496,11 +497,12 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # unsampled tokens take turn 0's; the sum below leaves them out
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob (Eq 12)
+    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob, which is Eq 11's
+    # own gradient, the mean over the sequence included (Eq 12)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()  # clamped so that it stays finite; beyond, no gradient
 
-    # Eq 10: the clipped objective, its mean over a sequence's tokens, then over sequences
+    # Eq 10: the clipped objective, its mean over a sequence's tokens, then over all leaves (not per tree)
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
     per_sequence = torch.where(response_mask, -objective, 0.0).sum(1)              # (B,)
     per_sequence = per_sequence / response_mask.sum(1).clamp(min=1)

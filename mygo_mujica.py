@@ -556,7 +556,7 @@ def mle_loss(logprobs, response_mask, num_tokens):
     """Eq 6: minus the log-likelihood of what the agent said. The paper divides by |D| conversations, ours by
     num_tokens, the sampled tokens of the whole mini-batch on all ranks (as LLaMA-Factory). logprobs,
     response_mask (B, T): sampled tokens, no observations."""
-    return -(logprobs * response_mask).sum() / num_tokens
+    return -torch.where(response_mask.bool(), logprobs, 0.0).sum() / num_tokens
 
 
 # ---------------------------------------------------------------- update

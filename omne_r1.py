@@ -512,7 +512,7 @@ def gae(rewards, values, response_mask, gamma, lam):
     V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one. (The
     authors' code does not skip observations.)
 
-    rewards, values (B, T): of sampled tokens; what stands elsewhere is not read."""
+    rewards, values (B, T): of sampled tokens, without gradient; what stands elsewhere is not read."""
     response_mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))       # (B,) A of the next sampled token
@@ -856,7 +856,7 @@ def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total, of (B, T) with weights 0 where nothing is
     learned. total: the sum of the weights of all that is averaged over, of which this may be a part; at most
     1e-8 gives 0."""
-    loss = -(weights * logprobs).sum()
+    loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
     return loss / total

@@ -52,7 +52,7 @@ class Flags:
     save_every: Literal["auto"] | int = "auto"
     log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
     seed: int = 0                 # of everything that is random
-    name: str = ""                # of the run folder in runs/<script>/; empty = from model, data and seed
+    name: str = ""                # of the run folder in runs/<script>/; empty = from method, model, data and seed
     out: str = "runs"             # where run folders go
     resume: bool = False          # go on with the run of this name
     eval_only: bool = False       # evaluate --checkpoint or --model, no training
@@ -76,7 +76,7 @@ class PolicyFlags(Flags):
     # updates of 8 demonstrations; auto = three passes over all, or the tiny policy's number
     warmup_steps: Literal["auto"] | int = "auto"
     warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
-    lr_warmup: float = 0.0        # share of the steps behind it in which their learning rate rises
+    lr_warmup: float = 0.0        # share of the training steps over which the learning rate rises
 
     # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"

@@ -249,8 +249,7 @@ class Run:
                 self.save(learner, optimizer, step, state)
                 saved = step
         if step < total:
-            spent = ", ".join(f"{key} {round(value, 3):,}" for key, value in state.items())
-            say(f"training ends after step {step} of at most {total}: its budget is spent ({spent})")
+            say(f"training ends after step {step} of at most {total}: its budget of sampled tokens is spent")
         if step > saved:
             self.save(learner, optimizer, step, state)
 
@@ -475,7 +474,7 @@ def tell_what_next():
         return
     last = done[-1]
     script = last.path.parent.name
-    say(f"Next: open {last.path}/trajectories.html")
+    say(f"Next: python -m webbrowser {last.path}/trajectories.html")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is

@@ -117,7 +117,10 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     dual_clip: where A < 0, no token's term falls below dual_clip * A.
     soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
     log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
-    response_mask = per_token(logprobs, response_mask, old_logprobs=old_logprobs, advantages=advantages)
+    given = {"old_logprobs": old_logprobs, "advantages": advantages}
+    if kl_coef:
+        given["ref_logprobs"] = ref_logprobs
+    response_mask = per_token(logprobs, response_mask, **given)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -151,20 +154,20 @@ def turn_sums(x, response_mask, turn_ids):
     """Sums of x (B, T) over the sampled tokens of each turn, (B, K), and the number of those tokens."""
     zeros = x.new_zeros(len(x), max(1, int(turn_ids.max()) + 1))
     index = turn_ids.clamp(min=0)
-    mask = response_mask.to(x.dtype)
-    return zeros.scatter_add(1, index, x * mask), zeros.scatter_add(1, index, mask)
+    x = torch.where(response_mask.bool(), x, 0.0)
+    return zeros.scatter_add(1, index, x), zeros.scatter_add(1, index, response_mask.to(x.dtype))
 
 
 def per_token(logprobs, response_mask, **others):
     """The mask as bool, whatever its dtype. ValueError for what a broadcast or rounding would hide: a tensor
     that is not (B, T) as logprobs, log-probs in 16 bits, a sampled token that belongs to no turn."""
-    for name, tensor in {"response_mask": response_mask, **others}.items():
+    for name, tensor in {"logprobs": logprobs, "response_mask": response_mask, **others}.items():
+        if name.endswith("logprobs") and tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name} are {tensor.dtype}, rounded by more than a clip window: take the "
+                             "log-softmax of logits.float()")
         if tensor.shape != logprobs.shape:
             raise ValueError(f"{name} {tuple(tensor.shape)}: one per token, {tuple(logprobs.shape)} like "
                              f"logprobs; of one per sequence make {name}[:, None].expand_as(logprobs)")
-    if logprobs.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"logprobs are {logprobs.dtype}, rounded by more than a clip window: take the "
-                         "log-softmax of logits.float()")
     response_mask = response_mask.bool()
     if "turn_ids" in others and (others["turn_ids"][response_mask] < 0).any():
         raise ValueError("turn_ids: -1 at a sampled token; number the turns of a row from 0")

@@ -64,7 +64,7 @@ def observations_in_the_mask(mask_of):
         row, place = (mask != wanted).nonzero()[0].tolist()
         part = "is padding or prompt"
         if wanted[row, place]:
-            part = "was written by the search or by the policy"
+            part = "was written by the search or by the policy, and your mask leaves it out"
         return f"not yet: token {place} of row {row} {part}"
     clipped = []
     for sampled in (before, mask):

@@ -4,7 +4,7 @@
 
 A tree of tokens is laid out depth first in one row. What descends from a piece then stands right behind it,
 so one number per token, `end`, says who may see it: query i sees key j where j <= i < end[j]. On a GPU
-FlexAttention skips what that hides (common/gpu/tree_attention.py, 72 lines). It has no backward on a CPU:
+FlexAttention skips what that hides (common/gpu/tree_attention.py). It has no backward on a CPU:
 there the same rule is a dense mask.
 """
 

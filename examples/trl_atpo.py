@@ -61,6 +61,8 @@ class ATPOTrainer(GRPOTrainer):
         return output | {"advantages": advantages, "turn_ids": turn_ids}
 
     def _compute_loss(self, model, inputs):
+        if self.beta:
+            raise ValueError("ATPO has no KL term: set beta=0")
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         T = inputs["completion_ids"].shape[1]
@@ -76,7 +78,7 @@ class ATPOTrainer(GRPOTrainer):
             self.epsilon_low,
             self.epsilon_high,
         )
-        clipped = stats["clipped_tokens"] / stats["tokens"]
+        clipped = stats["clipped_tokens"] / max(1, stats["tokens"])
         self._metrics["train"]["clip_ratio/turns"].append(clipped)
         return loss / self.current_gradient_accumulation_steps
 

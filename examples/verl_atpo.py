@@ -46,8 +46,9 @@ def policy_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode
     loss, stats = at2po.atpo_loss(
         log_prob, old_log_prob, advantages, response_mask, turns_of(response_mask),
         config.clip_ratio_low, config.clip_ratio_high, num_sequences)
+    tokens = max(1, stats["tokens"])
     return loss, {
-        "actor/pg_clipfrac": stats["clipped_tokens"] / stats["tokens"],
+        "actor/pg_clipfrac": stats["clipped_tokens"] / tokens,
         "actor/pg_clipfrac_lower": 0.0,
-        "actor/ppo_kl": stats["kl_sum"] / stats["tokens"],
+        "actor/ppo_kl": stats["kl_sum"] / tokens,
     }

@@ -25,6 +25,6 @@ def turn_loss(turn_sums, old_turn_sums, advantages, response_mask, gather, turn_
     none = share.new_zeros(len(turn_ptr))
     gain = none.index_put((turn,), share.clamp(min=0), accumulate=True)[:-1]       # (K,)
     cost = none.index_put((turn,), -share.clamp(max=0), accumulate=True)[:-1]
-    log_s = (turn_sums - old_turn_sums) / turn_ptr.diff()
+    log_s = (turn_sums - old_turn_sums) / turn_ptr.diff().clamp(min=1)  # an empty turn has no part in it
     s = log_s.clamp(max=10).exp()
     return (cost * s.clamp(min=1 - clip_low) - gain * s.clamp(max=1 + clip_high)).sum()

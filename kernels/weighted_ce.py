@@ -79,11 +79,11 @@ class _WeightedCrossEntropy(torch.autograd.Function):
 
 
 def weighted_cross_entropy(hidden, weight, labels, weights,
-                           total=None, *, ignore_index=-100, backend="auto"):
+                           total=None, *, backend="auto"):
     """sum of w (-log p(label)) / total, a scalar in fp32 with gradients to hidden and weight.
 
     hidden (..., H), each predicting the label at its place (shift before you call: hidden[:, :-1],
-    labels[:, 1:], weights[:, 1:]); weight (V, H); labels (...) with ignore_index where nothing is learned;
+    labels[:, 1:], weights[:, 1:]); weight (V, H); labels (...), negative where nothing is learned;
     weights (...) >= 0, of any dtype, so a mask too. total: the sum of weights over the *whole* batch, all
     micro-batches and ranks, as a number or a tensor; None takes this call's own. A total of at most 1e-8
     gives 0, with zero gradients. Labels and weights that are still on the CPU are compacted there; on the
@@ -96,7 +96,7 @@ def weighted_cross_entropy(hidden, weight, labels, weights,
     x = hidden.reshape(-1, width)
     labels = labels.reshape(-1)
     weights = weights.reshape(-1).float()
-    weights = weights * (labels != ignore_index)
+    weights = weights * (labels >= 0)
     rows = weights.nonzero()[:, 0]
     target = labels[rows]
     w = weights[rows]

@@ -226,7 +226,7 @@ def test_the_method_of_ones_own_in_the_docs_runs(tmp_path):
     child = forked(run, *small, tmp_path, out=tmp_path / "said")
     child.join()
     assert child.exitcode == 0, (tmp_path / "said").read_text()
-    folder = tmp_path / "rloo/atpo-hard-seed0"
+    folder = tmp_path / "rloo/rloo-hard-seed0"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert (folder / "eval_test.json").exists() and (folder / "trajectories.html").exists()
 

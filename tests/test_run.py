@@ -136,7 +136,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(tmp_path):
 def test_the_end_by_its_budget_is_explained(tmp_path, capsys):
     begin(tmp_path, "--steps", 9, "--token-budget", 200, "--eval-every", 1)
     said = capsys.readouterr().out
-    assert "training ends after step 2 of at most 9: its budget is spent (tokens 203)" in said
+    assert "training ends after step 2 of at most 9: its budget of sampled tokens is spent" in said
     # the last step's weights are evaluated once, as the final ones
     assert ["eval/em" in row for row in rows(tmp_path / "at2po/a")] == [True, False]
     assert said.count("eval test (n 1)") == 3
