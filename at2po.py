@@ -497,8 +497,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # unsampled tokens take turn 0's; the sum below leaves them out
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob, which is Eq 11's
-    # own gradient, the mean over the sequence included (Eq 12)
+    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob: Eq 11's own
+    # gradient, written so that each token has its share (Eq 12)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()  # clamped so that it stays finite; beyond, no gradient
 

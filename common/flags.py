@@ -52,7 +52,7 @@ class Flags:
     save_every: Literal["auto"] | int = "auto"
     log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
     seed: int = 0                 # of everything that is random
-    name: str = ""                # of the run folder in runs/<script>/; empty = from method, model, data and seed
+    name: str = ""                # of the run folder in runs/<script>/; empty = of method, model, data, seed
     out: str = "runs"             # where run folders go
     resume: bool = False          # go on with the run of this name
     eval_only: bool = False       # evaluate --checkpoint or --model, no training

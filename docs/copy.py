@@ -1,12 +1,12 @@
 """Lifts a piece of ours into a folder, where it runs without us: python -m docs.copy PIECE FOLDER
 
-Writes the piece's files and example.py, and runs the example there. docs/copy.md says what each piece is for.
+Writes the piece's files, an example and our licence, and runs the example there. Several pieces may go into
+one folder. docs/copy.md says what each is for.
 """
 
 import argparse
 import ast
 import builtins
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,17 +99,18 @@ def definitions(source):
     return found
 
 
-def lift(piece, folder):
-    """Writes the piece's files and example.py into a folder."""
-    folder = Path(folder)
+def texts_of(piece):
+    """{name: text} of the files that a piece is lifted into."""
+    texts = {
+        f"example_{piece}.py": (EXAMPLES / f"{piece}.py").read_text(encoding="utf-8"),
+        "LICENSE": (ROOT / "LICENSE").read_text(encoding="utf-8"),
+    }
     for name, imports, sources in PIECES[piece]:
-        parts = ["# From fivehop, MIT licence (keep its notice):"]
+        parts = [f"# From fivehop (see LICENSE): {', '.join(sources)}"]
         if imports:
             parts.append(imports)
         for file, names in sources.items():
             source = (ROOT / file).read_text(encoding="utf-8")
-            title = ast.get_docstring(ast.parse(source)).split("\n")[0]
-            parts[0] += f"\n# {file}: {title}"
             if names == "*":
                 parts.append(source.replace("from kernels.", "from ").strip())
                 continue
@@ -118,8 +119,8 @@ def lift(piece, folder):
         text = "\n\n\n".join(parts) + "\n"
         missing = names_without_meaning(text)
         assert not missing, f"{name}: nothing says what {missing} is"
-        (folder / name).write_text(text, encoding="utf-8")
-    shutil.copy(EXAMPLES / f"{piece}.py", folder / "example.py")
+        texts[name] = text
+    return texts
 
 
 def names_without_meaning(source):
@@ -143,14 +144,18 @@ def main(argv=None):
     """Lifts a piece into a folder and runs its example there."""
     parser = argparse.ArgumentParser(prog="python -m docs.copy", description=main.__doc__)
     parser.add_argument("piece", choices=PIECES)
-    parser.add_argument("folder", type=Path, help="one that is empty or does not exist yet")
+    parser.add_argument("folder", type=Path, help="of your own, or one that does not exist yet")
     given = parser.parse_args(argv)
-    if given.folder.exists() and (not given.folder.is_dir() or any(given.folder.iterdir())):
-        sys.exit(f"error: {given.folder} is not an empty folder: nothing was written")
+    texts = texts_of(given.piece)
+    for name, text in texts.items():
+        file = given.folder / name
+        if file.exists() and file.read_text(encoding="utf-8") != text:
+            sys.exit(f"error: {file} is there, and is another file: nothing was written")
     given.folder.mkdir(parents=True, exist_ok=True)
-    lift(given.piece, given.folder)
-    print(*sorted(path.name for path in given.folder.iterdir()), flush=True)
-    ended = subprocess.run([sys.executable, "example.py"], cwd=given.folder)
+    for name, text in texts.items():
+        (given.folder / name).write_text(text, encoding="utf-8")
+    print(*texts, flush=True)
+    ended = subprocess.run([sys.executable, f"example_{given.piece}.py"], cwd=given.folder)
     sys.exit(ended.returncode)
 
 

@@ -12,8 +12,9 @@ from tests.lifting import run
 
 @pytest.mark.parametrize("piece", copy.PIECES)
 def test_a_piece_runs_without_us(piece, tmp_path):
-    copy.lift(piece, tmp_path)
-    assert run(tmp_path, (tmp_path / "example.py").read_text()).strip()  # it says what it found
+    for name, text in copy.texts_of(piece).items():
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path, (tmp_path / f"example_{piece}.py").read_text()).strip()  # it says what it found
 
 
 def test_the_page_has_every_piece_and_its_names():
@@ -22,8 +23,13 @@ def test_the_page_has_every_piece_and_its_names():
 
 
 def test_the_command_lifts_and_runs(tmp_path, capfd):
-    with pytest.raises(SystemExit, match="^0$"):
-        copy.main(["gae", str(tmp_path / "new")])
-    assert capfd.readouterr().out.startswith("example.py gae.py\nadvantages [[")
-    with pytest.raises(SystemExit, match="is not an empty folder: nothing was written"):
-        copy.main(["gae", str(tmp_path / "new")])
+    new = tmp_path / "new"
+    began = {"gae": "example_gae.py LICENSE gae.py\nadvantages [[", "credit": "example_credit.py"}
+    for piece, said in began.items():
+        with pytest.raises(SystemExit, match="^0$"):
+            copy.main([piece, str(new)])
+        assert capfd.readouterr().out.startswith(said)
+    (new / "gae.py").write_text("mine")
+    with pytest.raises(SystemExit, match="gae.py is there, and is another file: nothing was written"):
+        copy.main(["gae", str(new)])
+    assert (new / "gae.py").read_text() == "mine"

@@ -17,11 +17,11 @@ from common.page.writer import draw, write_comparison
 from common.report import committed, curves, evaluations, method_table, steps_of
 
 
-def compare(folders, out="comparison.png", key="em", page=""):
+def compare(folders, out="comparison.png", key="em", page="", only=""):
     """Of one folder its page, of several runs their curves over one another; and tables of final scores: of
     each run, differences paired by question with the first one; and where the names differ by their seed
     (mygo-seed0, seed1-text-star), of each method over its seeds. page: where to write the runs' questions
-    side by side."""
+    side by side. only: titles of the curves' panels; all, if empty."""
     names = [folder.name for folder in folders]
     if len(folders) == 1 and folders[0].is_dir():
         draw(folders[0], names[0])
@@ -40,7 +40,10 @@ def compare(folders, out="comparison.png", key="em", page=""):
         drawn = {method: list(seeds.values()) for method, seeds in methods.items()}
     steps = {name: [steps_of(folder) for folder in own] for name, own in drawn.items()}
     if len(folders) > 1 and any(map(any, steps.values())):
-        curves.draw_curves(steps, out, " · ".join(drawn), curves.panels_of(*folders))
+        panels = curves.panels_of(*folders)
+        if only:
+            panels = {title: keys for title, keys in panels.items() if title in only.split(",")}
+        curves.draw_curves(steps, out, " · ".join(drawn), panels)
         say(f"curves: {out}")
     if not any(map(evaluations, folders)):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
@@ -61,6 +64,8 @@ def main(argv=None):
     parser.add_argument(
         "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     parser.add_argument(
+        "--panels", default="", help="these alone of the curves' panels, titles with commas: reward,format")
+    parser.add_argument(
         "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
     parser.add_argument(
         "--page",
@@ -78,7 +83,7 @@ def main(argv=None):
             sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
         folders += found
     try:
-        compare(folders, args.out, args.score, args.page)
+        compare(folders, args.out, args.score, args.page, args.panels)
     except UserError as error:
         sys.exit(f"error: {error}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
