@@ -652,8 +652,7 @@ def main(argv=None):
         return AGENT.ask(run, source, evals[0].retriever)
     resumed = run.folder.start
     reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
-    longest = cfg.max_prompt + cfg.max_response
-    policy = run.policy(resumed or source, not cfg.eval_only, reference_models, longest)
+    policy = run.policy(resumed or source, not cfg.eval_only, reference_models)
     if cfg.eval_only:
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)

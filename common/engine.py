@@ -29,7 +29,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
+from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows, key_heads
 from common.rollout import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
@@ -72,8 +72,7 @@ class _SlotCache:
 
     def __init__(self, config, dtype, device):
         layers = config.num_hidden_layers
-        dim = head_dim(config)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads, dim = key_heads(config), head_dim(config)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 

@@ -92,12 +92,11 @@ class Run:
         elif script and not cfg.ask:
             self.folder = open_folder(cfg, script, cfg.name, free, saves)
 
-    def policy(self, source, trains=True, frozen=0, longest=8192, lora=None):
+    def policy(self, source, trains=True, frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it
         before anything is sampled.
 
-        frozen: models of its size that will be loaded beside it; longest: tokens of a sequence
-        (memory.check). lora: another rank than --lora."""
+        frozen: models of its size that will be loaded beside it. lora: another rank than --lora."""
         cfg = self.cfg
         if lora is not None:
             cfg = replace(cfg, lora=lora)
@@ -107,7 +106,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        keeps = memory.check(cfg, source, frozen, longest, trains)
+        keeps = memory.check(cfg, source, frozen, trains)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
