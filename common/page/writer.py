@@ -104,7 +104,7 @@ def paired(sides):
     for name, predictions in sides.items():
         by_id[name] = {}
         for row in predictions:
-            if row.get("nodes"):
+            if row.get("nodes") and row.get("trajectories"):
                 words = fingerprint(str(row.get("question")))
                 by_id[name][row.get("id"), words] = row
     found = []
