@@ -44,7 +44,7 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, tra
 from common import model as models
 from common.agent import Agent
 from common.folder import left_by
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import POLICY
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
@@ -421,7 +421,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | page.DISTANCES
+METRICS = POLICY | page.DISTANCES
 
 
 def train(run, policy, initial, scorer, split):

@@ -85,6 +85,8 @@ RATIO = {
                                 SECONDS, label="old log-probs"),
 }
 
+POLICY = STEP | ROLLOUT | UPDATE | RATIO  # of a step that trains a language model by reward
+
 # said once, before the first evaluation and the first step
 EVALUATION = (
     "An evaluation's line has 95 % intervals. Answer read = a gold answer stands in what was read; EM there: "

@@ -161,14 +161,15 @@ class Run:
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
         evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
-        it is said if they have nothing to learn from."""
+        it is said if they have nothing to learn from; a run that goes on from a checkpoint has it on file."""
         cfg, folder = self.cfg, self.folder
         policy, of_stage, script_evaluates = self.evaluated
         evaluate = evaluate or script_evaluates
         found = {}
         for split in evals or of_stage:
             file = folder.path / f"eval_{split.name}{suffix}.json"
-            if not (cfg.resume and suffix and file.exists()):
+            on_file = cfg.resume and suffix and (file.exists() or initial and folder.start)
+            if not on_file:
                 if isinstance(policy, rollout.Policy) and not suffix:
                     warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
                 with Progress(f"evaluating {split.name}", at_once=True) as progress:
