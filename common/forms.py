@@ -37,7 +37,7 @@ FORMS = {  # of a file, of .jsonl a line
     "metrics.json": {"*": [str]},
     "metrics.jsonl": {"step": int, "*": (float, None)},
     "samples.jsonl": {"step": int} | GROUP,
-    "trainer.json": {"step": int, "run": TEXT, "digests?": {"*": str}, "sha256?": {"*": str}, "*": float},
+    "trainer.json": {"step": int, "run": TEXT, "digests?": {"*": str}, "*": float},
     "*rows.json": [[[int]]],
     "sampled.jsonl": {"id": str, "row": (CONVERSATION, None)},
     "answers.jsonl": of(str, "key text"),

@@ -254,7 +254,6 @@ class VllmEngine:
         self.vllm = _start(model, tokenizer, options)
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
-        self.sampled_tokens = 0
         self.reused_tokens = 0
         compare = functools.partial(compare_names, names=list(own_parameters(model)))
         dropped, unfilled = self.llm.apply_model(compare)[0]
@@ -347,9 +346,7 @@ class VllmEngine:
             future = self.futures.pop(result.request_id, None)
             if future is None or future.done():
                 continue
-            generation = self._generation(result.outputs[0])
-            future.set_result(generation)
-            self.sampled_tokens += len(generation.token_ids)
+            future.set_result(self._generation(result.outputs[0]))
             self.reused_tokens += result.num_cached_tokens or 0
 
     @staticmethod
