@@ -104,7 +104,7 @@ def paired(sides):
     for name, predictions in sides.items():
         by_id[name] = {}
         for row in predictions:
-            if row.get("nodes") and row.get("trajectories"):
+            if row.get("nodes"):
                 words = fingerprint(str(row.get("question")))
                 by_id[name][row.get("id"), words] = row
     found = []
@@ -136,7 +136,7 @@ def item(where, sides):
         shown.append({
             "name": name,
             "nodes": nodes,
-            "trajectories": group["trajectories"],
+            "trajectories": group.get("trajectories", []),
             "beside": group.get("beside"),
             "prompt": group.get("prompt"),
         })
