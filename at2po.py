@@ -632,7 +632,7 @@ async def answer(player, question, name):
     return score(Trajectory(question.id, player.prompt_ids, leaf.turns()), question, player.cfg)
 
 
-def evaluate(policy, split, cfg, progress=rollout.no_progress):
+def evaluate(policy, split, cfg, progress):
     """One chain per question, at --eval-temperature. Returns (rows, summary)."""
     return AGENT.evaluate(policy, split, cfg, progress, partial(trees.prediction, label=turn_label))
 
@@ -676,7 +676,6 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
-    flags.needs_a_model(cfg)
     baselines.check(cfg)
     return flags.named(cfg, cfg.loss)
 

@@ -670,7 +670,6 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
-    flags.needs_a_model(cfg)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     adapters = [Path(source) / "adapter_config.json" for source in (cfg.model, cfg.checkpoint) if source]

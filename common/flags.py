@@ -164,6 +164,8 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
         refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
     if cfg.data == "world":
         check_world(cfg, world_sets)
+    if isinstance(cfg, PassageFlags):
+        needs_a_model(cfg)
     return cfg
 
 
