@@ -44,7 +44,7 @@ import torch
 from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent, Player
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import POLICY
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
@@ -561,7 +561,7 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | trees.TREES  # of a step's row
+METRICS = POLICY | trees.TREES  # of a step's row
 
 
 def train(run, policy, reference, split):
@@ -634,7 +634,7 @@ async def answer(player, question, name):
     return score(Trajectory(question.id, player.prompt_ids, leaf.turns()), question, player.cfg)
 
 
-def evaluate(policy, split, cfg, progress=rollout.no_progress):
+def evaluate(policy, split, cfg, progress):
     """One chain per question, at --eval-temperature. Returns (rows, summary)."""
     return AGENT.evaluate(policy, split, cfg, progress, partial(trees.prediction, label=turn_label))
 
@@ -652,31 +652,21 @@ def main(argv=None):
         source = AGENT.warmed_up(cfg, source, evals[0])
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
-    resumed = run.folder.start
     reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
-    longest = cfg.max_prompt + cfg.max_response
-    policy = run.policy(resumed or source, not cfg.eval_only, reference_models, longest)
+    policy = run.policy(run.folder.start or source, not cfg.eval_only, reference_models)
     if cfg.eval_only:
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
-    if resumed:  # the table compares with the weights that the run began with
-        before = {s.name: run.folder.evaluation(s, "_before") for s in evals}
-    from common import report
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate, cfg.steps):
         if cfg.eval_only:
-            return report.show_averages(run.evaluate(), AVERAGES)
+            return trees.show_results(run.folder.path, run.evaluate(), AVERAGES)
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
-        if not resumed:
-            before = run.evaluate("_before", initial=True)
+        before = run.evaluate("_before", initial=True)  # with --resume as it was made
         train(run, policy, reference, split)
-        report.show_averages(before, AVERAGES)
-        report.show_averages(run.evaluate(), AVERAGES)
-        compared = {"before": [(run.folder.path, "before")], "after": [run.folder.path]}
-        columns = {"searches": ("eval", "searches", ".2f")}
-        report.method_table(None, str(run.folder.path), compared, "before", columns=columns, means=False)
+        trees.show_results(run.folder.path, run.evaluate(), AVERAGES, before)
 
 
 def parse_args(argv=None):
@@ -688,7 +678,6 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
-    flags.needs_a_model(cfg)
     baselines.check(cfg)
     return flags.named(cfg, cfg.loss)
 

@@ -44,7 +44,7 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, tra
 from common import model as models
 from common.agent import Agent
 from common.folder import left_by
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
+from common.guards import POLICY
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
@@ -421,7 +421,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | page.DISTANCES
+METRICS = POLICY | page.DISTANCES
 
 
 def train(run, policy, initial, scorer, split):
@@ -670,7 +670,6 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
-    flags.needs_a_model(cfg)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     adapters = [Path(source) / "adapter_config.json" for source in (cfg.model, cfg.checkpoint) if source]

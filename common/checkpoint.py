@@ -154,14 +154,14 @@ def read_state(folder):
     found = forms.misfit(state, forms.form_of("trainer.json"))
     if found:
         raise ModelError(f"{damaged} (trainer.json has no {found[0]} that is {found[1]}); {REMEDY}")
-    digests = state.get("digests", state.get("sha256"))  # (of before, which are not compared)
+    digests = state.get("digests")
     if state["step"] < 0 or digests is None:
         raise ModelError(f"{damaged} (trainer.json has no step and digests); {REMEDY}")
     for name, digest in digests.items():
         file = Path(folder) / name
         if not file.is_file():
             raise ModelError(f"{damaged} ({name} is missing); {REMEDY}")
-        if "digests" in state and cache.digest(file) != digest:
+        if cache.digest(file) != digest:
             raise ModelError(f"{damaged} ({name} is changed since it was saved); {REMEDY}")
     return state
 

@@ -29,7 +29,15 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
-from common.model import computes_in_bf16, computing, end_of_sequence, head_dim, head_rows
+from common.model import (
+    attending,
+    computes_in_bf16,
+    computing,
+    end_of_sequence,
+    head_dim,
+    head_rows,
+    key_heads,
+)
 from common.rollout import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
 
@@ -72,8 +80,7 @@ class _SlotCache:
 
     def __init__(self, config, dtype, device):
         layers = config.num_hidden_layers
-        dim = head_dim(config)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads, dim = key_heads(config), head_dim(config)
         self.kv = torch.zeros(layers, 2, 8, heads, 128, dim, dtype=dtype, device=device)
         self.bytes_per_token = layers * 2 * heads * dim * self.kv.element_size()
 
@@ -185,7 +192,6 @@ class TransformersEngine:
         self.active = []
         self.cache = None
         self.pieces = {}                     # token id -> its text, for stop strings
-        self.sampled_tokens = 0
         self.reused_tokens = 0
         self.sync(model)
 
@@ -308,22 +314,14 @@ class TransformersEngine:
         self._reserve(rows.stop, end)
         cache.view(rows, start, ids.shape[1], end)
         column = torch.arange(cache.end, device=self.device)
-        decoder = self.sampler.get_decoder()
-        config = decoder.config
-        training_attention = config._attn_implementation
-        config._attn_implementation = "grouped"  # over what the cache hands it
-        try:
-            with computing(self.model):
-                output = decoder(
-                    input_ids=ids,
-                    attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
-                    position_ids=cache.position,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-        finally:
-            config._attn_implementation = training_attention
-        return output.last_hidden_state
+        with attending(self.sampler, "grouped"), computing(self.model):  # over what the cache hands it
+            return self.sampler.get_decoder()(
+                input_ids=ids,
+                attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
+                position_ids=cache.position,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
 
     def _admit(self):
         """Prefills waiting requests into the rows after the running ones; equal prompts are computed once.
@@ -406,7 +404,6 @@ class TransformersEngine:
             r.token_ids.append(t)
             r.logprobs.append(lp)
             r.stop_reason = self._stop_reason(r)
-        self.sampled_tokens += len(requests)
 
     def _logits(self, hidden):
         on_cpu = self.head.device.type == "cpu"

@@ -7,9 +7,9 @@ import functools
 import json
 import os
 import re
-import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -117,18 +117,16 @@ class Progress:
 def write_atomic(path, text):
     """The file is the old one or the new one, never a part; a full disk leaves the old one."""
     path = Path(path)
-    temporary = ""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as f:
+        with open(part, "w", encoding="utf-8", errors="replace") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        part.replace(path)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise RunError(f"cannot write {path}: {error.strerror}. "
                        "What was written before is untouched") from error
 

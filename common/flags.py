@@ -123,11 +123,6 @@ def run_name(cfg, *first):
     return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
 
-def default_retriever(cfg):
-    """What an empty --retriever means."""
-    return "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
-
-
 def named(cfg, *first):
     """cfg with --name and --retriever filled in, where they are empty."""
     name = run_name(cfg, *first)
@@ -135,7 +130,8 @@ def named(cfg, *first):
         model = cfg.model or cfg.policy_model
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
         name = f"eval-{stable_seed(*evaluated) % 10**6}"
-    return replace(cfg, name=cfg.name or name, retriever=cfg.retriever or default_retriever(cfg))
+    usual = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+    return replace(cfg, name=cfg.name or name, retriever=cfg.retriever or usual)
 
 
 # ---------------------------------------------------------------- what flags must be
@@ -168,6 +164,8 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
         refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
     if cfg.data == "world":
         check_world(cfg, world_sets)
+    if isinstance(cfg, PassageFlags):
+        needs_a_model(cfg)
     return cfg
 
 

@@ -19,7 +19,6 @@ from common import cache, checkpoint, distributed
 from common.files import (
     RunError,
     check_form,
-    read_evaluation,
     read_evaluations,
     read_json,
     read_jsonl,
@@ -167,10 +166,6 @@ class RunFolder:
         if done:
             say(f"{self.path}: done before")
         return done
-
-    def evaluation(self, split, when=""):
-        """{"summary", "predictions"} of an evaluation that was made."""
-        return read_evaluation(self.path / f"eval_{split.name}{when}.json")
 
     @distributed.by_one
     def forget_evaluations(self):

@@ -85,6 +85,8 @@ RATIO = {
                                 SECONDS, label="old log-probs"),
 }
 
+POLICY = STEP | ROLLOUT | UPDATE | RATIO  # of a step that trains a language model by reward
+
 # said once, before the first evaluation and the first step
 EVALUATION = (
     "An evaluation's line has 95 % intervals. Answer read = a gold answer stands in what was read; EM there: "
@@ -121,12 +123,17 @@ DRIFT_LIMIT = {"fp32": 1e-4, "bf16": .1}
 
 @dataclass
 class Seen:
-    row: dict
+    """The steps so far."""
+    row: dict                   # this one's
     earlier: list
     precision: str = "fp32"     # of the products of sampler and trainer, the coarser of the two
 
+    def now(self, key):
+        """nan where there is none, as of the means."""
+        return self.row.get(key, math.nan)
+
     def recent(self, key):
-        """Mean of the last three steps; None where none has the key."""
+        """Mean of the last three steps."""
         return mean_of([*self.earlier, self.row][-WINDOW:], key)
 
     def start(self, key):
@@ -145,102 +152,73 @@ class Seen:
 def mean_of(rows, key):
     values = [row[key] for row in rows if row.get(key) is not None]
     values = [value for value in values if math.isfinite(value)]
-    return sum(values) / len(values) if values else None
-
-
-# each returns what it has to say, or None
-
-def not_finite(seen):
-    skipped = seen.row.get("train/not_finite")
-    numbers = [seen.row.get(key, 0) for key in ("rollout/entropy", "reward/mean")]
-    if not all(map(math.isfinite, numbers)):
-        return "the policy's log-probs are not finite: its weights are ruined. Start anew with a lower --lr"
-    if skipped:
-        return f"{skipped} updates had a loss or gradient that is not finite and were skipped: lower --lr"
-
-
-def drift(seen):
-    mean = seen.row.get("rollout/logprob_drift_mean", 0)
-    limit = DRIFT_LIMIT[seen.precision]
-    if mean > limit:
-        return (f"sampler and trainer differ in the log-probs of the same tokens by {mean:.2g} nats on "
-                f"average, and {seen.precision} explains {limit:g}: old weights in the engine, another "
-                "--temperature or chat template. What rounding does, --sampler-correction token weighs out")
-
-
-def first_ratio(seen):
-    first = seen.row.get("train/first_ratio", 1)
-    if abs(first - 1) > 1e-3:
-        return (f"the ratio of the first update is {first:.4f} and should be 1: the products are too coarse "
-                "for the clip window (--precision fp32), or this model draws random numbers in training")
-
-
-def flat_groups(seen):
-    flat = seen.recent("rollout/flat_groups")
-    if seen.row.get("rollout/flat_groups") == 1:
-        remedy = "Larger groups, other questions or a higher --temperature give spread"
-        if seen.row.get("reward/format") == 0:
-            remedy = NO_FORMAT
-        return "every group has one reward for all its samples: nothing was learned from this step. " + remedy
-    if flat is not None and seen.some_steps and flat > .8:
-        what = "all right: take harder questions (--data)"
-        if (seen.recent("reward/mean") or 0) < .5:
-            what = "all wrong: warm up longer, or take easier questions"
-        return (f"{flat:.0%} of the groups have one reward for all their samples and teach nothing. They are "
-                f"mostly {what}, larger groups (--group-size, --chains) or a higher --temperature")
-
-
-def bad_format(seen):
-    now = seen.recent("reward/format")
-    before = seen.start("reward/format")
-    if now is None or not seen.some_steps:
-        return None
-    if now < .3 or seen.settled and now < before - .2:
-        return (f"only {now:.0%} of the trajectories are in valid format (at the start {before:.0%}); "
-                "samples.jsonl has the rule that fails. Warm up, lower --lr, or raise --max-response "
-                "(--max-turn) if turns are cut off")
-
-
-def calls(seen):
-    now = seen.recent("rollout/searches")
-    before = seen.start("rollout/searches")
-    if seen.settled and now is not None and now < .5 and now < .5 * before:
-        return (f"calls fall towards none: {before:.2f} a trajectory at the start, {now:.2f} now. Begin with "
-                "weights that call and are right at times (--warmup-data, --checkpoint), or lower --lr")
-
-
-def kl(seen):
-    mean = seen.recent("train/kl") or 0
-    if abs(mean) > .1:
-        return (f"updates of one step move the policy by {mean:.2f} nats per token: the clip window no "
-                "longer holds it. Lower --lr, or more questions per update (--mini-batch)")
+    return sum(values) / len(values) if values else math.nan
 
 
 GUARDS = {  # name: (the metric that it looks at, what it says)
-    "not_finite": ("reward/mean", not_finite),
-    "drift": ("rollout/logprob_drift_mean", drift),
-    "first_ratio": ("train/first_ratio", first_ratio),
-    "flat_groups": ("rollout/flat_groups", flat_groups),
-    "format": ("reward/format", bad_format),
-    "calls": ("rollout/searches", calls),
-    "kl": ("train/kl", kl),
+    "not_finite": ("reward/mean", (
+        "log-probs, loss or gradient are not finite. Such an update is skipped: lower --lr. Where the "
+        "log-probs are not, the weights are ruined: start anew")),
+    "drift": ("rollout/logprob_drift_mean", (
+        "sampler and trainer differ in the log-probs of the same tokens by {now:.2g} nats on average, and "
+        "{precision} explains {limit:g}: old weights in the engine, another --temperature or chat template. "
+        "What rounding does, --sampler-correction token weighs out")),
+    "first_ratio": ("train/first_ratio", (
+        "the ratio of the first update is {now:.4f} and should be 1: the products are too coarse for the "
+        "clip window (--precision fp32), or this model draws random numbers in training")),
+    "flat_groups": ("rollout/flat_groups", (
+        "{now:.0%} of the groups have one reward for all their samples and teach nothing. All right: take "
+        "harder questions (--data); all wrong: warm up longer, or take easier ones; larger groups "
+        "(--group-size, --chains) and a higher --temperature give spread")),
+    "format": ("reward/format", (
+        "only {recent:.0%} of the trajectories are in valid format (at the start {start:.0%}); samples.jsonl "
+        "has the rule that fails. Warm up, lower --lr, or raise --max-response (--max-turn) if turns are cut "
+        "off")),
+    "calls": ("rollout/searches", (
+        "calls fall towards none: {start:.2f} a trajectory at the start, {recent:.2f} now. Begin with "
+        "weights that call and are right at times (--warmup-data, --checkpoint), or lower --lr")),
+    "kl": ("train/kl", (
+        "updates of one step move the policy by {recent:.2f} nats per token: the clip window no longer holds "
+        "it. Lower --lr, or more questions per update (--mini-batch)")),
 }
 
 
+def fires(seen):
+    """{guard: whether it fires}"""
+    finite = map(math.isfinite, (seen.row.get("rollout/entropy", 0), seen.row.get("reward/mean", 0)))
+    drift = seen.now("rollout/logprob_drift_mean")
+    flat, recently_flat = seen.now("rollout/flat_groups"), seen.recent("rollout/flat_groups")
+    valid, valid_before = seen.recent("reward/format"), seen.start("reward/format")
+    calls, calls_before = seen.recent("rollout/searches"), seen.start("rollout/searches")
+    return {
+        "not_finite": seen.row.get("train/not_finite") or not all(finite),
+        "drift": drift > DRIFT_LIMIT[seen.precision],
+        "first_ratio": abs(seen.now("train/first_ratio") - 1) > 1e-3,
+        "flat_groups": flat == 1 or seen.some_steps and recently_flat > .8,
+        "format": seen.some_steps and valid < .3 or seen.settled and valid < valid_before - .2,
+        "calls": seen.settled and calls < min(.5, .5 * calls_before),
+        "kl": abs(seen.recent("train/kl")) > .1,
+    }
+
+
 def watch(row, earlier, say, metrics, more=None, precision="fp32"):
-    """{"guard/<name>": 1 where it fires on this step, else 0} of the guards whose metric is in the script's
-    table, and of `more`, its own {name: guard}. say(message) gets what fired, the first time and then every
-    tenth."""
+    """{"guard/<name>": 1 where it fires on this step, else 0}: of GUARDS, and of `more`, a script's own
+    {name: function of Seen that returns a message or None}. say(message) gets what fired, the first time and
+    then every tenth."""
     seen = Seen(row, earlier, precision)
-    guards = {name: guard for name, (key, guard) in GUARDS.items() if key in metrics}
-    fired = {}
-    for name, guard in (guards | (more or {})).items():
-        message = guard(seen)
-        fired[f"guard/{name}"] = int(message is not None)
+    messages = {}
+    for name, fired in fires(seen).items():
+        key, words = GUARDS[name]
+        if key in metrics:
+            messages[name] = fired and words.format(
+                now=seen.now(key), recent=seen.recent(key), start=seen.start(key), precision=precision,
+                limit=DRIFT_LIMIT[precision])
+    messages |= {name: guard(seen) for name, guard in (more or {}).items()}
+    for name, message in messages.items():
         times = sum(r.get(f"guard/{name}") or 0 for r in earlier)
         if message and times % 10 == 0:
             say(f"guard {name}: {message}")
-    return fired
+    return {f"guard/{name}": int(bool(message)) for name, message in messages.items()}
 
 
 def look_at_start(evaluations, say):

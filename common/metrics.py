@@ -96,13 +96,6 @@ def with_interval(key, values):
     return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 
-def paired_difference(before, after):
-    """(mean difference, low, high) of two score lists over the same questions in the same order."""
-    if len(before) != len(after):
-        raise ValueError(f"paired scores differ in length: {len(before)} and {len(after)}")
-    return bootstrap_interval(np.subtract(after, before, dtype=float))
-
-
 def seed_interval(values):
     """(mean, low, high) of one number per seed: 95 % interval of Student's t. Training again is what a claim
     about methods has to survive; an interval over questions of the same runs does not hold that spread.

@@ -155,6 +155,11 @@ def head_dim(config):
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def key_heads(config):
+    """Of keys and values, which several query heads may share."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
 def computes_in_bf16(model):
     """Whether its products are of bf16 numbers: as it was loaded, else where it is on a GPU."""
     return getattr(model, "in_bf16", model.device.type == "cuda")

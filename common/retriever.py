@@ -121,7 +121,7 @@ class BM25OnDisk:
     of HotpotQA, 2Wiki and MuSiQue; at 10 no difference)."""
     fields = {"words": 1.0, "title": 0.5}
 
-    def __init__(self, corpus, folder=None):
+    def __init__(self, corpus):
         import tantivy
         self.corpus = corpus
         builder = tantivy.SchemaBuilder()
@@ -130,7 +130,7 @@ class BM25OnDisk:
         builder.add_integer_field("row", fast=True)
         self.schema = builder.build()
         name = cache.key([identity(corpus), tantivy.__version__, *self.fields])
-        self.path = cache.made_once((folder or cache.folder()) / f"bm25-{name}", self._write)
+        self.path = cache.made_once(cache.folder() / f"bm25-{name}", self._write)
         try:
             self.searcher = tantivy.Index.open(str(self.path)).searcher()
         except ValueError as error:

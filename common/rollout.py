@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -231,9 +231,8 @@ def no_progress(done, total):
 def run_agents(agents, engine, search, progress=None):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
-    search: the BatchedSearch that the agents were given. progress(done, total) is told how many have
-    ended and how long the longest turn is; a rollout that takes long says so itself. Of several ranks each
-    runs its share, and all get all results."""
+    search: the BatchedSearch that the agents were given. progress(done, total) is told how many have ended; a
+    rollout that takes long says so itself. Of several ranks each runs its share, and all get all results."""
     progress = progress or Progress("rollout", at_once=True, live=False)
     agents = list(agents)
     own = distributed.share(agents)
@@ -318,16 +317,8 @@ class Batch:
     weight: float = 1.0
 
     def to(self, device):
-        moved = dict(vars(self))
-        for name, value in moved.items():
-            if isinstance(value, torch.Tensor):
-                moved[name] = value.to(device)
-        return Batch(**moved)
-
-    @property
-    def tokens(self):
-        """Tokens that the model computes, without padding."""
-        return int(self.lengths.sum())
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def attention_mask(self):
         """(P, 1, N, N) bool, 1 = may attend."""

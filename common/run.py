@@ -92,12 +92,11 @@ class Run:
         elif script and not cfg.ask:
             self.folder = open_folder(cfg, script, cfg.name, free, saves)
 
-    def policy(self, source, trains=True, frozen=0, longest=8192, lora=None):
+    def policy(self, source, trains=True, frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it
         before anything is sampled.
 
-        frozen: models of its size that will be loaded beside it; longest: tokens of a sequence
-        (memory.check). lora: another rank than --lora."""
+        frozen: models of its size that will be loaded beside it. lora: another rank than --lora."""
         cfg = self.cfg
         if lora is not None:
             cfg = replace(cfg, lora=lora)
@@ -107,7 +106,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        keeps = memory.check(cfg, source, frozen, longest, trains)
+        keeps = memory.check(cfg, source, frozen, trains)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
@@ -162,14 +161,15 @@ class Run:
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
         evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
-        it is said if they have nothing to learn from."""
+        it is said if they have nothing to learn from; a run that goes on from a checkpoint has it on file."""
         cfg, folder = self.cfg, self.folder
         policy, of_stage, script_evaluates = self.evaluated
         evaluate = evaluate or script_evaluates
         found = {}
         for split in evals or of_stage:
             file = folder.path / f"eval_{split.name}{suffix}.json"
-            if not (cfg.resume and suffix and file.exists()):
+            on_file = cfg.resume and suffix and (file.exists() or initial and folder.start)
+            if not on_file:
                 if isinstance(policy, rollout.Policy) and not suffix:
                     warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
                 with Progress(f"evaluating {split.name}", at_once=True) as progress:

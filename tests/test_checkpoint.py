@@ -1,7 +1,6 @@
 """A checkpoint is replaced as a whole, whatever a file system leaves behind; nothing of it stays mapped; what
 proves it whole is cheap."""
 
-import json
 import os
 from pathlib import Path
 
@@ -104,15 +103,6 @@ def test_nothing_of_a_checkpoint_stays_mapped(policy):
     assert checkpoint.load_training_state(folder, model, optimizer)["step"] == 1
     assert len(optimizer.state) > 5
     assert str(folder) not in Path("/proc/self/maps").read_text()
-
-
-def test_a_checkpoint_of_before_is_read_without_its_digests(tmp_path):
-    state = {"step": 1, "run": "r", "sha256": {"model.safetensors": 64 * "0"}}
-    (tmp_path / "trainer.json").write_text(json.dumps(state))
-    with pytest.raises(ModelError, match="model.safetensors is missing"):
-        checkpoint.read_state(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    assert checkpoint.read_state(tmp_path) == state
 
 
 @pytest.mark.parametrize("billions, bits8, steps", [

@@ -163,7 +163,9 @@ def test_a_sampler_that_lags_evenly_scales_the_gradient_of_the_other_scripts(upd
 def test_the_drift_guard_goes_by_the_coarser_precision_of_sampler_and_trainer(monkeypatch):
     for precision, mean, fires in (
             ("fp32", 1e-5, False), ("fp32", 5e-3, True), ("bf16", .03, False), ("bf16", .2, True)):
-        said = guards.drift(guards.Seen({"rollout/logprob_drift_mean": mean}, [], precision)) or ""
+        said = []
+        guards.watch({"rollout/logprob_drift_mean": mean}, [], said.append, guards.RATIO, precision=precision)
+        said = "".join(said)
         assert ("--sampler-correction" in said and f"{precision} explains" in said) == fires
     for device, precision, engine, expected in (
             ("cpu", "auto", "transformers", "fp32"), ("cpu", "bf16", "transformers", "bf16"),

@@ -195,8 +195,8 @@ def relations_right(row, made):
 @pytest.mark.gates
 def test_the_start_policy_is_ripe_in_reading_and_wrong_in_habits(start):
     cfg, policy, dev = start
-    sampled, summary = at2po.evaluate(policy, dev, cfg)
-    _, greedy = at2po.evaluate(policy, dev, replace(cfg, eval_temperature=0.0))
+    sampled, summary = at2po.evaluate(policy, dev, cfg, rollout.no_progress)
+    _, greedy = at2po.evaluate(policy, dev, replace(cfg, eval_temperature=0.0), rollout.no_progress)
     assert .05 <= summary["em"] <= .25
     assert greedy["em"] >= 1.8 * summary["em"]
     made = hard.make_hard_world("dev", questions=300)

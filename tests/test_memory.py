@@ -39,43 +39,53 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def shapes():
-    return {name: memory.shape_of(config) for name, config in MODELS.items()}
+def skeletons():
+    return {name: memory.skeleton(config) for name, config in MODELS.items()}
 
 
-def test_weights_are_counted_as_their_makers_count_them(shapes):
-    billions = [round(shape.weights / 1e9, 2) for shape in shapes.values()]
+def weights(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_weights_are_counted_as_their_makers_count_them(skeletons):
+    billions = [round(weights(model) / 1e9, 2) for model in skeletons.values()]
     assert billions == [.60, 1.72, 4.02, 14.77, 1.54, 3.09, 7.62]
 
 
-def test_a_small_and_a_large_policy_by_hand(shapes):
+def test_a_small_and_a_large_policy_by_hand(skeletons):
     """Qwen3's configurations: .6 B and 4.02 B weights; 28 layers of width 1,024, 36 of 2,560; 8 heads of 128
     for keys, as many for values."""
-    small, large = shapes["Qwen/Qwen3-0.6B"], shapes["Qwen/Qwen3-4B"]
+    small, large = skeletons["Qwen/Qwen3-0.6B"], skeletons["Qwen/Qwen3-4B"]
     cfg = at2po.Config(engine="transformers", micro_tokens=1000, cache_gb=1.0)
-    found = memory.estimate(small, cfg, "cpu")
-    n = small.weights
-    assert list(found.held.values()) == [4 * n, 0, 8 * n, 0]
-    assert list(found.update.values()) == [4 * n, 120 * 1000 * 28 * 1024, 14 * 1000 * 151936]
-    assert found.rollout == {"keys and values": 2 * 2**30}
-    few = memory.estimate(small, replace(cfg, cache_gb=1e4), "cpu", longest=100).rollout
-    assert few == {"keys and values": 2 * 384 * 100 * 2 * 28 * 8 * 128 * 4}
+    held, update, rollout = memory.estimate(small, cfg, "cpu")
+    n = weights(small)
+    assert list(held.values()) == [4 * n, 0, 8 * n, 0]
+    assert list(update.values()) == [4 * n, 120 * 1000 * 28 * 1024, 14 * 1000 * 151936]
+    assert rollout == {"keys and values": 2 * 2**30}
+    most = memory.estimate(small, replace(cfg, cache_gb=1e9), "cpu")[2]
+    assert most == {"keys and values": 2 * 384 * 32768 * 2 * 28 * 8 * 128 * 4}
 
     cfg = at2po.Config(engine="vllm", micro_tokens=1000, optimizer="adamw8bit", cache_gb=8.0)
-    n = large.weights
-    found = memory.estimate(large, cfg, "cuda")
-    assert list(found.held.values()) == [4 * n, 0, 2.03 * n, 0]
-    assert list(found.update.values()) == [4 * n, 6 * 1000 * 36 * 2560, 2 * n]
-    assert sum(found.rollout.values()) == 2 * n + 16 * 2**30
-    assert found.peak == pytest.approx(6.03 * n + max(6 * n + 6e3 * 36 * 2560, 2 * n + 2**34))
+    n = weights(large)
+    held, update, rollout = memory.estimate(large, cfg, "cuda")
+    assert list(held.values()) == [4 * n, 0, 2.03 * n, 0]
+    assert list(update.values()) == [4 * n, 6 * 1000 * 36 * 2560, 2 * n]
+    assert sum(rollout.values()) == 2 * n + 16 * 2**30
+    peak = memory.peak(held, update, rollout)
+    assert peak == pytest.approx(6.03 * n + max(6 * n + 6e3 * 36 * 2560, 2 * n + 2**34))
+    # Mujica's reference, whole beside adapters: 64 numbers for each row and column of a layer's 7 matrices
+    r = 64 * 36 * (7 * 2560 + 2 * 4096 + 2 * 1024 + 3 * 9728)
     adapters = replace(cfg, optimizer="adamw", lora=64)
-    r = 64 * large.adapters
-    alone, beside = (memory.estimate(large, adapters, "cuda", frozen=frozen) for frozen in (0, 1))
-    assert list(alone.held.values()) == [4 * r, 2 * n, 8 * r, 0]
-    assert beside.peak - alone.peak == 2 * n  # Mujica's reference, whole beside adapters
+    held = memory.estimate(large, adapters, "cuda", frozen=1)[0]
+    assert list(held.values()) == [4 * r, 2 * n, 8 * r, 2 * n]
 
 
-def test_what_a_gpu_held_in_an_update(shapes):
+def in_update(*estimated):
+    held, update, _ = estimated
+    return (sum(held.values()) + sum(update.values())) / 1e9
+
+
+def test_what_a_gpu_held_in_an_update(skeletons):
     """Peak of allocated memory on an H100, PyTorch 2.11, random trees (results/notes/gpu.md)."""
     for model, settings, measured in (
         ("0.6B", {}, 11.99),
@@ -85,18 +95,17 @@ def test_what_a_gpu_held_in_an_update(shapes):
         ("4B", {}, 80.9),
     ):
         cfg = replace(at2po.Config(), **{"micro_tokens": 8192} | settings)
-        found = memory.estimate(shapes["Qwen/Qwen3-" + model], cfg, "cuda")
-        update = sum(found.held.values()) + sum(found.update.values())
-        assert update / 1e9 == pytest.approx(measured, rel=.15), settings
+        found = in_update(*memory.estimate(skeletons["Qwen/Qwen3-" + model], cfg, "cuda"))
+        assert found == pytest.approx(measured, rel=.15), settings
 
 
 def test_a_cpu_s_logits_are_counted():
     """11.0 GB were taken by an update of Qwen2.5-Coder-0.5B with adapters, and 6.6 were said."""
-    shape = memory.shape_of(qwen25(896, 24, 4864, 14, 2))
+    model = memory.skeleton(qwen25(896, 24, 4864, 14, 2))
     cfg = at2po.Config(engine="transformers", micro_tokens=2048, cache_gb=1.0, lora=32, precision="bf16")
-    assert memory.estimate(shape, cfg, "cpu").peak / 1e9 == pytest.approx(11.0, rel=.1)
+    assert memory.peak(*memory.estimate(model, cfg, "cpu")) / 1e9 == pytest.approx(11.0, rel=.1)
     longer = replace(cfg, micro_tokens=8192)
-    logits = [memory.estimate(shape, c, "cpu").update["logits, roughly"] for c in (cfg, longer)]
+    logits = [memory.estimate(model, c, "cpu")[1]["logits, roughly"] for c in (cfg, longer)]
     assert logits[1] == 2 * logits[0]  # 4,096 rows at a time
 
 
@@ -109,9 +118,9 @@ def test_activations_are_kept_where_they_fit(tmp_path, monkeypatch):
         monkeypatch.setattr(memory, "device_bytes", lambda gigabytes=gigabytes: gigabytes * 1e9)
         assert memory.check(cfg, str(tmp_path)) == kept
         assert not memory.check(cfg, str(tmp_path), trains=False)
-    shape = memory.shape_of(MODELS["Qwen/Qwen3-0.6B"])
-    found = memory.estimate(shape, cfg, "cuda", recomputes=False)
-    assert (sum(found.held.values()) + sum(found.update.values())) / 1e9 == pytest.approx(29.6, rel=.15)
+    model = memory.skeleton(MODELS["Qwen/Qwen3-0.6B"])
+    found = in_update(*memory.estimate(model, cfg, "cuda", recomputes=False))
+    assert found == pytest.approx(29.6, rel=.15)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -133,19 +142,19 @@ def test_a_run_is_refused_before_its_weights_are_read(tmp_path, monkeypatch, cap
     assert not capsys.readouterr().out
 
 
-def test_ranks_share_weights_and_moments_but_not_what_samples(shapes):
+def test_ranks_share_weights_and_moments_but_not_what_samples(skeletons):
     cfg = replace(at2po.Config(), engine="vllm")
-    one = memory.estimate(shapes["Qwen/Qwen3-4B"], cfg, "cuda")
-    eight = memory.estimate(shapes["Qwen/Qwen3-4B"], cfg, "cuda", ranks=8)
+    one, _, rollout = memory.estimate(skeletons["Qwen/Qwen3-4B"], cfg, "cuda")
+    eight, _, as_much = memory.estimate(skeletons["Qwen/Qwen3-4B"], cfg, "cuda", ranks=8)
     for what in ("trained weights", "moments"):
-        assert eight.held[what] == one.held[what] / 8
-    assert eight.rollout == one.rollout
+        assert eight[what] == one[what] / 8
+    assert as_much == rollout
 
 
 RECIPES = sorted((ROOT / "recipes").glob("*x*.args"))  # small-*.args name no model
 
 
-def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
+def test_every_recipe_parses_and_fits_its_machine(skeletons, monkeypatch):
     monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
     for file in RECIPES:
         name, *_, machine = file.stem.split("-")
@@ -153,13 +162,14 @@ def test_every_recipe_parses_and_fits_its_machine(shapes, monkeypatch):
         assert file.read_text().startswith("# ") and f"{name}.py @recipes/{file.name}" in file.read_text()
         if name == "askit":
             continue
-        shape, cfg = shapes[cfg.model], replace(cfg, engine="vllm")
+        model, cfg = skeletons[cfg.model], replace(cfg, engine="vllm")
         ranks = int(machine.split("x")[0])
         frozen = int(cfg.kl_coef > 0 and not cfg.lora or name == "mygo_mujica")  # (--stage offline, grpo)
         for trains in (True, False):  # and a stage that only evaluates
-            found = memory.estimate(shape, cfg, "cuda", ranks=ranks, frozen=frozen, trains=trains)
-            assert found.peak < .9 * GB[machine], (file.name, found)  # a tenth for what PyTorch rounds up
-        assert ranks == 1 or 4 * shape.weights < GB[machine]  # every rank loads it whole
+            found = memory.estimate(model, cfg, "cuda", ranks=ranks, frozen=frozen, trains=trains)
+            room = .9 * GB[machine]  # a tenth for what PyTorch rounds up
+            assert memory.peak(*found) < room, (file.name, found)
+        assert ranks == 1 or 4 * weights(model) < GB[machine]  # every rank loads it whole
     named = {f"{s}-{machine}" for s in ("at2po", "bi_rar", "mygo_mujica", "omne_r1") for machine in GB}
     assert named <= {file.stem for file in RECIPES}
 
@@ -180,18 +190,18 @@ def test_recipes_evaluate_500_questions_a_set_along_the_way_and_all_by_another_c
             assert cfg.eval_data == ",".join(sets)
 
 
-def test_the_small_recipes_fit_a_laptop_and_one_gpu(shapes):
-    smollm2 = memory.shape_of(LlamaConfig(
+def test_the_small_recipes_fit_a_laptop_and_one_gpu(skeletons):
+    smollm2 = memory.skeleton(LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True))
-    assert round(smollm2.weights / 1e6) == 135
-    for machine, shape, room in (("cpu", smollm2, 8), ("gpu", shapes["Qwen/Qwen3-1.7B"], .9 * 24)):
+    assert round(weights(smollm2) / 1e6) == 135
+    for machine, model, room in (("cpu", smollm2, 8), ("gpu", skeletons["Qwen/Qwen3-1.7B"], .9 * 24)):
         file = ROOT / f"recipes/small-{machine}.args"
         assert f"at2po.py @recipes/{file.name}" in file.read_text()
         cfg = at2po.parse_args([f"@{file}", "--model", "m", "--data", "my.jsonl", "--corpus", "c.jsonl"])
         assert cfg.retriever == "bm25"
-        found = memory.estimate(shape, cfg, "cuda" if machine == "gpu" else "cpu")
-        assert found.peak < room * 2**30, found
+        found = memory.estimate(model, cfg, "cuda" if machine == "gpu" else "cpu")
+        assert memory.peak(*found) < room * 2**30, found
 
 
 def test_flag_files(tmp_path, capsys):

@@ -200,7 +200,7 @@ def test_what_cannot_share_prefixes_trains_unshared_and_says_so_once(
     prompt, first = [5, 6, 7] * 4, Turn([8, 9, 10] * 4, [0.0] * 12, "", "")
     rows = [Trajectory("", prompt, [first, Turn(list(range(9, 9 + n)), [0.0] * n, "", "")]) for n in (20, 7)]
     batch, = training.collate_parts(policy.model, rows, 10**6)
-    assert not batch.is_tree and batch.tokens == sum(t.length for t in rows)
+    assert not batch.is_tree and batch.lengths.sum() == sum(t.length for t in rows)
     hidden = model.hidden_states(policy.model, batch)
     padded = model.token_logprobs(policy.model, batch, hidden=hidden)[batch.response_mask]
     alone = torch.cat([model.plain_token_logprobs(policy.model, [t])[0, len(prompt):] for t in rows])

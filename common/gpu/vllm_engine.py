@@ -36,7 +36,7 @@ from common import distributed
 from common.checkpoint import ModelError
 from common.engine import MAX_BATCH, Generation
 from common.files import say
-from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows
+from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows, key_heads
 from common.rollout import PLACE
 
 VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
@@ -254,7 +254,6 @@ class VllmEngine:
         self.vllm = _start(model, tokenizer, options)
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
-        self.sampled_tokens = 0
         self.reused_tokens = 0
         compare = functools.partial(compare_names, names=list(own_parameters(model)))
         dropped, unfilled = self.llm.apply_model(compare)[0]
@@ -266,8 +265,8 @@ class VllmEngine:
 
     def _options(self, config, max_batch, cache_gb):
         """What vLLM is started with."""
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        bytes_per_token = config.num_hidden_layers * 2 * heads * head_dim(config) * (2 if self.in_bf16 else 4)
+        width = 2 if self.in_bf16 else 4
+        bytes_per_token = config.num_hidden_layers * 2 * key_heads(config) * head_dim(config) * width
         longest = config.max_position_embeddings
         wanted = max_batch * longest * bytes_per_token
         cache_bytes = int(2 * min(cache_gb * 2**30, wanted))
@@ -347,9 +346,7 @@ class VllmEngine:
             future = self.futures.pop(result.request_id, None)
             if future is None or future.done():
                 continue
-            generation = self._generation(result.outputs[0])
-            future.set_result(generation)
-            self.sampled_tokens += len(generation.token_ids)
+            future.set_result(self._generation(result.outputs[0]))
             self.reused_tokens += result.num_cached_tokens or 0
 
     @staticmethod

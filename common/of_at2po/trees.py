@@ -51,6 +51,17 @@ def rollout_metrics(roots):
     }
 
 
+def show_results(folder, after, averages, before=None):
+    """Averages over several sets, and a table of what training moved. after, before: of Run.evaluate."""
+    from common import report
+    for found in (before or {}, after):
+        report.show_averages(found, averages)
+    if before:
+        compared = {"before": [(folder, "before")], "after": [folder]}
+        columns = {"searches": ("eval", "searches", ".2f")}
+        report.method_table(None, str(folder), compared, "before", columns=columns, means=False)
+
+
 # ---------------------------------------------------------------- records
 
 def how(node, root, value, advantage, credit):

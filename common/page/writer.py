@@ -136,7 +136,7 @@ def item(where, sides):
         shown.append({
             "name": name,
             "nodes": nodes,
-            "trajectories": group["trajectories"],
+            "trajectories": group.get("trajectories", []),
             "beside": group.get("beside"),
             "prompt": group.get("prompt"),
         })

@@ -88,7 +88,7 @@ def is_file(file):
     return False
 
 
-def read(file, names=("id", "question")):
+def read(file, names):
     """The rows of a file, checked: human first, gpt at every second place, gpt last. names: other fields that
     have to be texts."""
     rows = []

@@ -8,6 +8,7 @@ demonstrations and the training's flags: a run folder with its curves, its demon
 checkpoint. Runs that ask for the same warm-up share it, and one that was interrupted goes on."""
 
 import hashlib
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -106,18 +107,19 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             if others:
                 raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
                                      f"prompt and tags; {script}.py --collect writes its own")
-            left = [row for row in rows if evaluated.isdisjoint(sharegpt.questions_in(row))]
-            every = [of_conversation(tokenizer, row, reply, ends, prompt) for row in left]
-            marks = chat.role_marks(tokenizer)
-            safe = [t for t in every if marks.isdisjoint(said_ids(tokenizer, t))]
-            kept = [[t] for t in safe if t.length <= longest]
+            kept, fate, marks = [], Counter(), chat.role_marks(tokenizer)
+            for row in rows:
+                if not evaluated.isdisjoint(sharegpt.questions_in(row)):
+                    fate["their questions are evaluated"] += 1
+                    continue
+                t = of_conversation(tokenizer, row, reply, ends, prompt)
+                if not marks.isdisjoint(said_ids(tokenizer, t)):
+                    fate["write a mark of the chat template"] += 1
+                elif t.length > longest:
+                    fate[f"longer than --micro-tokens {longest}"] += 1
+                else:
+                    kept.append([t])
             told = f"{len(kept)} conversations"
-            if len(left) < len(rows):
-                told += f"; {len(rows) - len(left)}: their questions are evaluated"
-            if len(safe) < len(every):
-                told += f"; {len(every) - len(safe)}: write a mark of the chat template"
-            if len(kept) < len(safe):
-                told += f"; {len(safe) - len(kept)}: longer than --micro-tokens {longest}"
         else:
             questions = data.load_questions(file, None, skip_bad, role="train")
             questions = splits.unseen(file, questions, evaluated)
@@ -126,7 +128,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
                     questions, index, lambda q, d: render(tokenizer, q, d), reward,
                     top_k, max_passage, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
-            told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
+        told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
         lengths = [t.length for example in kept for t in example]
         sampled = [t.sampled_tokens for example in kept for t in example]
         if kept:

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import random
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from common import world
 from common.world import demonstrations
@@ -81,19 +81,15 @@ def parse(text):
     if text == "plain":
         return None
     name, _, given = text.partition(":")
-    known = [f.name for f in fields(Level)]
-    if name != "hard":
-        raise ValueError(f"plain, hard, or hard:KNOB=SHARE,… with knobs {', '.join(known)}")
-    values = {}
-    for part in filter(None, given.split(",")):
-        knob, _, value = part.partition("=")
-        try:
-            values[knob] = float(value)
-        except ValueError:
-            values[knob] = -1
-        if knob not in known or not 0 <= values[knob] <= 1:
-            raise ValueError(f"{part}: KNOB=SHARE, knobs {', '.join(known)}, shares from 0 to 1")
-    return Level(**values)
+    try:
+        pairs = [part.split("=") for part in given.split(",") if part]
+        level = Level(**{knob: float(share) for knob, share in pairs})
+        right = name == "hard" and all(0 <= share <= 1 for share in vars(level).values())
+    except (ValueError, TypeError):  # no number, no pair; no such knob
+        right = False
+    if not right:
+        raise ValueError("plain, hard, or hard:KNOB=SHARE,… with knobs elastic, partial and shares of 0 to 1")
+    return level
 
 
 def _number(*parts):
