@@ -10,10 +10,11 @@ with every passage of all files' contexts. No page of dev.jsonl answers a questi
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from common import data
-from common.files import write_jsonl
+from common.files import UserError, write_jsonl
 from common.metrics import normalize_answer
 from common.warmup.demonstrations import plain_title
 
@@ -60,6 +61,16 @@ def main(argv=None):
     parser.add_argument("--dev", required=True, metavar="FILES")
     parser.add_argument("--more", default="", metavar="FILES", help="files whose contexts alone are used")
     args = parser.parse_args(argv)
+    if args.folder.exists():
+        sys.exit(f"error: {args.folder} exists: nothing was written; choose another name")
+    try:
+        make(args)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def make(args):
+    """Writes train.jsonl, dev.jsonl and corpus.jsonl."""
     read = {}
     for split in ("train", "dev", "more"):
         files = filter(None, getattr(args, split).split(","))

@@ -1,82 +1,116 @@
 """A corpus of your own documents: python -m common.corpus FOLDER OUT.jsonl
 
 Reads Markdown, text, CSV and HTML files below FOLDER and writes passages of at most 100 words, as --corpus
-takes them (docs/data.md). A passage's title is the heading that it stands under, behind the document's own.
+takes them (docs/data.md), each with the file that it comes from. A passage's title is the heading that it
+stands under, behind the document's own.
 """
 
 import argparse
 import csv
 import re
-from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
+
+from markdown_it import MarkdownIt
 
 from common import process
 from common.files import Progress, RunError, UserError, say, write_jsonl
 
 WORDS = 100  # of a passage, as in wiki-18
-HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
-FENCE = ("```", "~~~")
+NAMED = 10  # files that are skipped for one reason
+# "key: value" lines between two rules, at the very beginning
+FRONT_MATTER = re.compile(r"\A---\n([\w-]+:.*\n(?:[\w-]+:.*\n|[ \t#-].*\n)*)---\n")
+TITLE = re.compile(r"^title:\s*[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
 
 
 def sections_of_markdown(text):
-    """[(heading, text)] of a Markdown document; what stands before the first heading has the heading "".
+    """[(heading, blocks)] of a Markdown document: paragraphs, items, rows. What stands before the first
+    heading has the heading ""; a heading with nothing below it is a block of its own.
 
-    >>> sections_of_markdown("Hello.\\n# Leave\\nAsk Ann.\\n```\\n# no heading\\n```\\n## Sick leave\\nCall.")
-    [('', 'Hello.'), ('Leave', 'Ask Ann.\\n```\\n# no heading\\n```'), ('Sick leave', 'Call.')]
+    >>> sections_of_markdown("Hello.\\n# Leave\\n| Day | Who |\\n|---|---|\\n| Mon | Bo |\\n## No smoking")
+    [('', ['Hello.']), ('Leave', ['Day: Mon. Who: Bo.']), ('No smoking', ['No smoking'])]
     """
-    sections = [("", [])]
-    in_code = False
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # front matter
-    for line in text.split("\n"):
-        in_code ^= line.lstrip().startswith(FENCE)
-        heading = HEADING.match(line)
-        if heading and not in_code:
-            sections.append((heading[1], []))
+    front = FRONT_MATTER.match(text)
+    if front:
+        title = TITLE.search(front[1])
+        text = text[front.end():]
+        text = f"# {title[1]}\n\n{text}" if title else text
+    sections = [(0, "", [])]
+    header, row, inside = [], [], ""
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.nesting == 1:
+            inside = token.tag
+        content = " ".join(token.content.split())
+        if token.type == "thead_open":
+            header = []
+        elif token.type == "tr_close" and row:
+            sections[-1][2].append(cells_of(header, row))
+            row = []
+        elif token.type not in ("inline", "fence", "code_block", "html_block"):
+            continue
+        elif re.fullmatch("h[1-6]", inside) and token.type == "inline":
+            sections.append((int(inside[1]), content, []))
+        elif inside in ("th", "td"):
+            (header if inside == "th" else row).append(content)
         else:
-            sections[-1][1].append(line)
-    return [(heading, "\n".join(lines).strip()) for heading, lines in sections]
+            sections[-1][2].append(content)
+    following = [level for level, _, _ in sections[1:]] + [0]
+    for (level, heading, blocks), below in zip(sections, following, strict=True):
+        if heading and not blocks and level >= below:
+            blocks.append(heading)
+    return [(heading, blocks) for _, heading, blocks in sections]
+
+
+def cells_of(header, row):
+    """
+    >>> cells_of(["Depot", "Head"], ["Gorsley", "", "ext 22"])
+    'Depot: Gorsley. ext 22.'
+    """
+    named = zip_longest(header, row, fillvalue="")
+    return " ".join(f"{name}: {cell}." if name else f"{cell}." for name, cell in named if cell.strip())
 
 
 def sections_of_html(text):
-    """[(heading, text)] of an HTML page, without scripts and navigation."""
+    """[(heading, blocks)] of an HTML page, without scripts and navigation."""
     try:
         from bs4 import BeautifulSoup
     except ImportError as error:
         raise RunError("reading HTML needs a package: pip install beautifulsoup4") from error
     page = BeautifulSoup(text, "html.parser")
-    for part in page(["script", "style", "nav", "header", "footer", "template", "title"]):
-        part.decompose()
-    for heading in page(re.compile("^h[1-6]$")):
+    title = page.title
+    for part in page(["script", "style", "nav", "template", "title"]):
+        part.extract()
+    headings = page(re.compile("^h[1-6]$"))
+    for heading in headings:
         words = " ".join(heading.get_text(" ").split())
-        heading.replace_with(f"\n# {words}\n")
-    for block in page(["p", "div", "li", "tr", "br", "pre", "section", "article"]):
-        block.append("\n")
+        heading.replace_with(f"\n{'#' * int(heading.name[1])} {words}\n")
+    for block in page(["p", "div", "li", "tr", "br", "pre", "section", "article", "header", "footer"]):
+        block.insert(0, "\n\n")
+        block.append("\n\n")
     for cell in page(["td", "th"]):
         cell.append(" | ")
     lines = [line.strip() for line in page.get_text().split("\n")]
+    if title and not headings:
+        lines.insert(0, f"# {' '.join(title.get_text().split())}\n")
     return sections_of_markdown("\n".join(lines))
 
 
 def sections_of_table(text):
-    """[(first cell, "column: cell. …")] of a CSV file with a header, whatever separates its cells."""
-    try:
-        dialect = csv.Sniffer().sniff(text[:10_000], ",;\t|")
-    except csv.Error:  # a single column
-        dialect = "excel"
-    header, *rows = csv.reader(text.splitlines(keepends=True), dialect)
-    sections = []
-    for row in rows:
-        cells = [f"{name}: {cell}." for name, cell in zip(header, row) if cell.strip()]
-        sections.append((next(iter(row), ""), " ".join(cells)))
-    return sections
+    """[(first cell, ["column: cell. …"])] of a CSV file with a header, whatever separates its cells."""
+    if not text.strip():
+        return []
+    lines = text.lstrip("\r\n").splitlines(keepends=True)
+    separator = max(",;\t|", key=lines[0].count)
+    header, *rows = csv.reader(lines, delimiter=separator)
+    return [(row[0], [cells_of(header, row)]) for row in rows if any(row)]
 
 
 def sections_of_text(text):
-    """[(first line, the rest)] of a text whose first line is a title, which a blank line follows."""
+    """[(first line, the other lines)] of a text whose first line is a title, which a blank line follows."""
     first, _, rest = text.strip().partition("\n\n")
     if "\n" in first or len(first.split()) > 12 or not rest:
-        return [("", text)]
-    return [(first, rest)]
+        return [("", text.split("\n"))]
+    return [(first, rest.split("\n"))]
 
 
 READERS = {
@@ -97,45 +131,63 @@ def passages_of(path):
     if path.suffix.lower() == ".csv":
         document = path.stem
     passages = []
-    for heading, body in sections:
+    for heading, blocks in sections:
         title = heading or document
         if heading and heading != document:
             title = f"{document}: {heading}"
-        words = body.split()
-        for start in range(0, len(words), WORDS):
-            passages.append((title, " ".join(words[start:start + WORDS])))
+        passages += [(title, text) for text in cut(blocks)]
     return passages
 
 
+def cut(blocks):
+    """Texts of at most WORDS words; blocks stay whole unless they are longer."""
+    words = []
+    for block in blocks:
+        more = block.split()
+        if words and len(words) + len(more) > WORDS:
+            yield " ".join(words)
+            words = []
+        words += more
+        while len(words) > WORDS:
+            yield " ".join(words[:WORDS])
+            words = words[WORDS:]
+    if words:
+        yield " ".join(words)
+
+
 def write_corpus(folder, out):
-    """Writes the corpus. Returns (passages, Counter of what was skipped and why)."""
+    """Writes the corpus. Returns (passages, {why: files that were skipped})."""
     folder, out = Path(folder), Path(out)
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
+    if out.suffix != ".jsonl":
+        raise RunError(f"{out}: give it a name that ends in .jsonl")
     if out.exists():
         raise RunError(f"{out} exists: nothing was written; choose another name")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    rows, skipped, examples = [], Counter(), {}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    rows, skipped = [], {}
     with Progress("documents") as progress:
         for number, path in enumerate(files, 1):
             progress(number, len(files))
-            hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if hidden or path.suffix.lower() not in READERS:
-                skipped["hidden" if hidden else path.suffix or "without a suffix"] += 1
-                continue
-            try:
-                found = passages_of(path)
-            except (UnicodeDecodeError, csv.Error) as error:
-                why = "not a table"
-                if isinstance(error, UnicodeDecodeError):
+            name = path.relative_to(folder)
+            found, why = [], "empty"
+            if any(part.startswith(".") for part in name.parts):
+                why = "hidden"
+            elif not path.is_file():
+                why = "links to folders, or to nothing"
+            elif path.suffix.lower() not in READERS:
+                why = path.suffix or "without a suffix"
+            else:
+                try:
+                    found = passages_of(path)
+                except UnicodeDecodeError:
                     why = "not in UTF-8: save them so"
-                example = examples.setdefault(why, path.name)
-                skipped[f"{why} ({example})"] += 1
-                continue
+                except csv.Error:
+                    why = "not tables"
             if not found:
-                skipped["empty"] += 1
+                skipped.setdefault(why, []).append(str(name))
             for title, text in found:
-                rows.append({"id": str(len(rows)), "title": title, "text": text})
+                rows.append({"id": str(len(rows)), "title": title, "text": text, "source": str(name)})
     if not rows:
         raise RunError(f"{folder}: no passage in its {len(files)} files; {', '.join(READERS)} are read")
     write_jsonl(out, rows)
@@ -151,9 +203,9 @@ def main(argv=None):
     with process.ends_cleanly((UserError, OSError), lambda: "nothing was written"):
         passages, skipped = write_corpus(given.folder, given.out)
         say(f"{given.out}: {passages:,} passages")
-        if skipped:
-            counted = "; ".join(f"{number} {what}" for what, number in skipped.most_common())
-            say(f"skipped: {counted}")
+        for why, names in skipped.items():
+            more = ", …" if len(names) > NAMED else ""
+            say(f"skipped: {len(names)} {why} ({', '.join(names[:NAMED])}{more})")
 
 
 if __name__ == "__main__":

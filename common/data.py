@@ -296,7 +296,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
             bad += 1
             reason = f": record {number}: {error}"
     if bad:
-        print(f"{name}: skipped {bad} bad records", file=sys.stderr)
+        print(f"{name}: skipped {bad} bad records; the last{reason}", file=sys.stderr)
     if void:
         more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
         print(f"{name}: {void[0]}{more}", file=sys.stderr)

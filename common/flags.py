@@ -201,6 +201,8 @@ def check_policy(cfg):
     collects = bool(cfg.collect)
     in_8_bits = cfg.optimizer == "adamw8bit"
     for wrong, name, words in (
+        (cfg.data == "world" and getattr(cfg, "corpus", ""), "corpus",
+         "is for --model, --checkpoint or --policy with --data; the world's tiny policy has its own"),
         (cfg.warmup_data and cfg.data == "world", "warmup_data",
          "is for --model and --data FILE; the world's tiny policy has its own"),
         (cfg.warmup_data and cfg.checkpoint, "warmup_data",

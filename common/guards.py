@@ -113,7 +113,7 @@ def panels(metrics):
 NO_FORMAT = (
     "No answer is in the paper's format, so reinforcement learning has nothing to start from. Warm up first: "
     "--warmup-data FILE, real questions with gold evidence or conversations in this format (--collect writes "
-    "them); or start from weights that know it (--checkpoint)")
+    "them); longer (--warmup-steps), if it did; or start from weights that know it (--checkpoint)")
 WINDOW = 3          # steps whose mean is judged, so that one odd batch says nothing
 # nats between sampler and trainer, on average, that rounding explains: fp32 gives 1e-6 on the tiny policy and
 # 1e-5 on 135M weights. In bf16, on text that was sampled: our engine .004 on Qwen2.5-Coder-0.5B, .023 on

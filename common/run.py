@@ -502,6 +502,8 @@ def what_is_saved():
         if saved:
             step = read_json(saved / "trainer.json", dict).get("step")
             steps.append(f"{folder.path}: checkpoint of step {step}")
+        elif list(folder.path.glob("said_*.jsonl")):
+            steps.append(f"{folder.path}: the answers so far")
     kept = "; ".join(steps) or "no checkpoint yet"
     how = ""  # (a warm-up goes on by itself)
     if of_runs:

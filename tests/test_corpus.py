@@ -2,17 +2,22 @@
 
 import pytest
 
-from common import corpus, data
+from common import corpus, data, files
 
 FILES = {
     "handbook.md": "# Handbook\n\nHello there.\n\n## Leave\n\nAsk Ann Lee.\n\n```\n# no heading\n```\n",
     "depots.txt": "Depots\n\nThe Gorsley depot is run by Liv Hansen.",
-    "sub/managers.csv": "\ufeffDepot;Manager\nGorsley;Liv Hansen\nBrisk Quay;\n",
+    "sub/managers.csv": "\ufeffDepot;Manager\nGorsley;Liv Hansen;ext 22\nBrisk Quay;\n",
     "travel.html": "<html><title>x</title><nav>menu</nav><h1>Travel <b>policy</b></h1>"
                    "<p>Go by <b>train</b>.</p><h2>Hotels</h2><ul><li>One</li><li>Two</li></ul>"
                    "<script>bad()</script></html>",
     "long.md": "word " * 250,
+    "rules.md": "---\ntitle: 'Parking rules'\nowner: Bo\n---\nPark in\nrows.\n\n## No bicycles inside\n\n"
+                "| Row | For |\n|---|---|\n| A | staff |\n| B | guests |\n",
+    "canteen.md": "---\nThe canteen opens at eleven.\n\n---\nSoup.\n\nDoors\n=====\nThey close.\n",
+    "insurance.html": "<title>Insurance</title><header>The insurer is Tryg.</header><p>Ask Bo.<p>Or Liv.",
     "empty.md": "",
+    "empty.csv": "\n",
     "picture.png": "x",
     ".hidden/notes.md": "# Secret\n\nNo."}
 
@@ -24,6 +29,7 @@ def folder(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     (tmp_path / "own/bad.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "own/link").symlink_to(tmp_path / "own/sub")
     return tmp_path / "own"
 
 
@@ -33,16 +39,24 @@ def test_documents_become_passages_under_their_headings(folder, tmp_path, capsys
     found = [(row["title"], row["text"]) for row in rows]
     assert [len(text.split()) for title, text in found if title == "long"] == [100, 100, 50]
     assert [pair for pair in found if pair[0] != "long"] == [
+        ("Doors", "The canteen opens at eleven. Soup."),
+        ("Doors", "They close."),
         ("Depots", "The Gorsley depot is run by Liv Hansen."),
         ("Handbook", "Hello there."),
-        ("Handbook: Leave", "Ask Ann Lee. ``` # no heading ```"),
-        ("managers: Gorsley", "Depot: Gorsley. Manager: Liv Hansen."),
+        ("Handbook: Leave", "Ask Ann Lee. # no heading"),
+        ("Insurance", "The insurer is Tryg. Ask Bo. Or Liv."),
+        ("Parking rules", "Park in rows."),
+        ("Parking rules: No bicycles inside", "Row: A. For: staff. Row: B. For: guests."),
+        ("managers: Gorsley", "Depot: Gorsley. Manager: Liv Hansen. ext 22."),
         ("managers: Brisk Quay", "Depot: Brisk Quay."),
         ("Travel policy", "Go by train."),
         ("Travel policy: Hotels", "One Two")]
     said = capsys.readouterr().out
-    assert "10 passages" in said and "1 hidden" in said and "1 .png" in said and "1 empty" in said
+    assert "15 passages" in said and "1 hidden" in said and "1 .png" in said
+    assert "2 empty (empty.csv, empty.md)" in said
     assert "1 not in UTF-8: save them so (bad.txt)" in said
+    assert "1 links to folders, or to nothing (link)" in said
+    assert {row["source"] for row in files.read_jsonl(tmp_path / "corpus.jsonl")} >= {"sub/managers.csv"}
 
 
 def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):
@@ -50,6 +64,7 @@ def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):
     (tmp_path / "nothing").mkdir()
     for place, out, message in (
             (folder, "there.jsonl", "there.jsonl exists: nothing was written"),
+            (folder, "a.csv", "a name that ends in .jsonl"),
             (tmp_path / "nowhere", "a.jsonl", "nowhere: no such folder"),
             (tmp_path / "nothing", "a.jsonl", "no passage in its 0 files")):
         with pytest.raises(SystemExit) as ended:

@@ -180,8 +180,8 @@ def empty_index(d, spec):
 
 def refused(spec, error):
     reason = str(error).splitlines()[-1][:200]
-    return VectorsError(f"MODEL@{spec}: FAISS refuses this index ({reason}); try Flat, SQ8, HNSW32, or "
-                        "IVF<lists>,SQ8 with fewer lists than passages")
+    return VectorsError(f"MODEL@{spec}: no such file or folder, and FAISS refuses to make it ({reason}); try "
+                        "Flat, SQ8, HNSW32, or IVF<lists>,SQ8 with fewer lists than passages")
 
 
 def write_codes(path, file, vectors, spec):

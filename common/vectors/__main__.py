@@ -2,7 +2,7 @@
 
 import tyro
 
-from common import cache, data, vectors
+from common import cache, data, process, vectors
 from common.files import UserError, say, warn
 from common.passages import read
 from common.vectors import Build, VectorsError, sentences
@@ -10,18 +10,25 @@ from common.vectors import Build, VectorsError, sentences
 
 def main(argv=None):
     job = tyro.cli(Build, prog="python -m common.vectors", args=argv)
+    with process.ends_cleanly((UserError, OSError), lambda: "the same command goes on"):
+        make(job)
+
+
+def make(job):
+    """Says the size first and the recall at the end."""
     try:
-        corpus = data.load_corpus(job.corpus, job.skip_bad)
-        encoder = sentences.Encoder(job.encoder)
-        if job.flat and not vectors.is_flat(vectors.mapped(job.flat)):
-            raise VectorsError(f"--flat {job.flat}: no index of whole vectors (fp32 or fp16, inner product): "
-                               f"search it as it is, --retriever dense:{job.encoder}@{job.flat}")
-        n, d = len(corpus), encoder.dimension
-        spec = job.index or vectors.spec_for(n)
-        say(f"{n:,} passages; vectors of {d} numbers: {2e-9 * n * d:.2f} GB; {spec}")
-        made = vectors.build(job, corpus, encoder, cache.key(map(read, corpus)))
-    except (UserError, OSError) as error:
-        raise SystemExit("error: " + " ".join(str(error).split())) from None
+        job.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VectorsError(f"--out {job.out}: {error.strerror}") from None
+    corpus = data.load_corpus(job.corpus, job.skip_bad)
+    encoder = sentences.Encoder(job.encoder)
+    if job.flat and not vectors.is_flat(vectors.mapped(job.flat)):
+        raise VectorsError(f"--flat {job.flat}: no index of whole vectors (fp32 or fp16, inner product): "
+                           f"search it as it is, --retriever dense:{job.encoder}@{job.flat}")
+    n, d = len(corpus), encoder.dimension
+    spec = job.index or vectors.spec_for(n)
+    say(f"{n:,} passages; vectors of {d} numbers: {2e-9 * n * d:.2f} GB; {spec}")
+    made = vectors.build(job, corpus, encoder, cache.key(map(read, corpus)))
     say(f"{job.out}: finds {made['recall']:.3f} of the exact search's three best, on questions that did not "
         f"tune it ({made['lists']} lists, {made['candidates']} codes per passage asked for)")
     if made["recall"] < job.recall - 0.02:  # (200 questions tell no more)
