@@ -61,8 +61,8 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round | sec. 5.1
-    # which turns: those of highest entropy, or random ones (Table 1). --loss sets the baselines' groups:
-    # none = chains for grpo, dapo and gspo; branches = chains that split as they go for aepo
+    # which turns: those of highest entropy, or random ones. --loss sets the baselines' groups: none = chains
+    # for grpo, dapo and gspo; branches = chains that split as they go for aepo | Algorithm 1, Table 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
@@ -83,10 +83,11 @@ class Config(flags.PassageFlags):
     bad_format_reward: float = 0.0  # reward of a bad format; -1 in the authors' code | Eq 16
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
-    # turn = A(n); outcome = the leaf's value for all its turns (Table 1);
-    # tree-grpo = the leaf's value in the tree plus its value among the leaves of its own chain
+    # turn = A(n); outcome = the leaf's value for all its turns;
+    # tree-grpo = the leaf's value in the tree and among the leaves of its own chain, added | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
+    # | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # the ratio is clipped below 1 - clip_low | sec. 5.1
     clip_high: float = 4e-3         # and above 1 + clip_high | sec. 5.1
