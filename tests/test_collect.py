@@ -54,7 +54,7 @@ class OnePage:
 def own(play, tokenizer, texts, index):
     """The trajectory that a script's agent makes of the texts."""
     policy = rollout.Policy(None, tokenizer, Says(tokenizer, texts))
-    return rollout.run_alone(lambda policy, search: play(policy, search), policy, index)
+    return rollout.run_alone(play, policy, index)
 
 
 def learned(script, monkeypatch, cfg, *args):
