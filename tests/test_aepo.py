@@ -24,27 +24,29 @@ def turn(uncertainty):
     return Turn([1, 2], [-uncertainty * math.log(VOCABULARY), 0.0], "", "")
 
 
-def grow(cfg, draws, uncertain=None, turns=2, turn_of=None):
-    """The names of a group's leaves, whose chains end after so many turns; `draws` are the random numbers, in
-    order; uncertain: (path, number of the turn) -> its uncertainty, 0 elsewhere. turn_of(number): other
-    turns."""
-    return sorted(leaf.name for leaf in grown(cfg, draws, uncertain, turns, turn_of).leaves())
+def certain(path, number):
+    return turn(0.0)
 
 
-def grown(cfg, draws, uncertain=None, turns=2, turn_of=None):
+def grown(cfg, draws, turns=2, turn_of=certain):
+    """The root of a group whose chains end after so many turns. draws: the random numbers, in order;
+    turn_of(path, number): a turn."""
     drawn = iter(draws)
     rng = SimpleNamespace(random=lambda: next(drawn))
 
     async def advance(node, path):
         number = len(node.turns())
-        made = turn_of(number) if turn_of else turn((uncertain or {}).get((path, number), 0.0))
-        new = Node(made, node, path, done=number + 1 == turns)
+        new = Node(turn_of(path, number), node, path, done=number + 1 == turns)
         node.children.append(new)
         return new
 
     root = Node()
     asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
     return root
+
+
+def names_of(root):
+    return sorted(leaf.name for leaf in root.leaves())
 
 
 def test_a_branch_shares_the_turns_before_it():
@@ -79,20 +81,25 @@ RISES = {("chain0", 2): .3, ("chain0.1", 1): .3, ("chain0.1", 2): .3}
     (1, 3, 4, [.6, .1, .1, .1, .45, .1, .1], RISES, "chain0 chain0.1 fresh2"),
 ])
 def test_where_chains_branch(chains, size, turns, draws, uncertain, leaves):
-    assert grow(replace(CFG, chains=chains, group_size=size), draws, uncertain, turns) == leaves.split()
+    def turn_of(path, number):
+        return turn(uncertain.get((path, number), 0.0))
+
+    root = grown(replace(CFG, chains=chains, group_size=size), draws, turns, turn_of)
+    assert names_of(root) == leaves.split()
 
 
 def test_a_large_group_is_full():
-    assert len(grow(replace(CFG, group_size=9), [.9] * 99, turns=4)) == 9
+    assert len(grown(replace(CFG, group_size=9), [.9] * 99, turns=4).leaves()) == 9
 
 
 @pytest.mark.parametrize("tokens, leaves", [(19, ["chain0", "chain0.2"]), (20, ["chain0", "fresh1"])])
 def test_uncertainty_is_of_the_first_twenty_tokens(tokens, leaves):
-    def turn_of(number):
+    def turn_of(path, number):
         logprobs = [0.0] * tokens + [-9.0] * number  # uncertain behind the first turn
         return Turn([1] * len(logprobs), logprobs, "", "")
 
-    assert grow(replace(CFG, chains=1, group_size=2), [0.0, .49, 0.0], turns=3, turn_of=turn_of) == leaves
+    root = grown(replace(CFG, chains=1, group_size=2), [0.0, .49, 0.0], 3, turn_of)
+    assert names_of(root) == leaves
 
 
 def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():
