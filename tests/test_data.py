@@ -465,9 +465,9 @@ BAD = [  # records in the second line
     (b'{"question": "q", "answer": "Ada", "paragraphs": [null]}\n', "field 'paragraphs'"),
     (b'{"question": "q", "answer": "\xff"}\n', "not UTF-8 text (byte 0xff"),
     (b'{"question": "q", "ans\n', "not valid JSON"), (b'{"question": "q", "ans', "not valid JSON"),
-    *((json.dumps(GOOD | {name: value}).encode(), f"field '{field}'") for name, value, field in (
-        ("evidences", [["a", "b"]], "evidences"), ("hops", "two", "hops"),
-        ("supporting_facts", [["t", float("inf")]], "supporting_facts.sent_id")))]
+    *((json.dumps(GOOD | more).encode(), f"field '{field}'") for more, field in (
+        ({"evidences": [["a", "b"]]}, "evidences"), ({"hops": "two"}, "hops"),
+        ({"supporting_facts": [["t", float("inf")]]}, "supporting_facts.sent_id")))]
 
 
 @pytest.mark.parametrize("name, content, message", [
@@ -598,33 +598,28 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("form", ["folder", "splits", "c.parquet", "owner/name", "owner/name:config:dev"])
-def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, mapped):
+@pytest.mark.parametrize("form, of_the_hub", [
+    ("folder", []), ("splits", []), ("c.parquet", []), ("owner/name", ["owner/name", None, "train"]),
+    ("owner/name:config:dev", ["owner/name", "config", "dev"])])
+def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_hub, mapped):
     import datasets
 
     monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    table = datasets.Dataset.from_list(ROWS)
-    source = tmp_path / form
-    if form == "c.parquet":
-        table.to_parquet(source)
-    elif form == "folder":
-        table.save_to_disk(source)
-    elif form == "splits":
-        datasets.DatasetDict(train=table).save_to_disk(source)
-    else:
-        asked = []
-        monkeypatch.setattr(data, "locate", lambda name, kind: name)
-        monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append((*of, split)) or table)
-        source = form
+    table, asked = datasets.Dataset.from_list(ROWS), []
+    monkeypatch.setattr(data, "locate", lambda name, kind: name)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append([*of, split]) or table)
+    write = {"folder": table.save_to_disk, "splits": datasets.DatasetDict(train=table).save_to_disk,
+             "c.parquet": table.to_parquet}
+    source = form
+    if not of_the_hub:
+        source = tmp_path / form
+        write[form](source)
     made = [data.load_corpus(source) for _ in range(2)]
     assert len(made[0]) == 40 and made[0][7] == {"id": "7", "title": "Title 7", "text": "Text 7."}
     assert isinstance(made[0], list) is not mapped
-    if mapped:
-        assert made[0]._fingerprint == made[1]._fingerprint
-    if form.startswith("owner"):
-        want = ("owner/name", None, "train") if form == "owner/name" else ("owner/name", "config", "dev")
-        assert asked == [want, want]
+    assert not mapped or made[0]._fingerprint == made[1]._fingerprint
+    assert asked == [of_the_hub] * 2 or asked == of_the_hub == []
 
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
