@@ -24,15 +24,19 @@ def turn(uncertainty):
     return Turn([1, 2], [-uncertainty * math.log(VOCABULARY), 0.0], "", "")
 
 
-def grow(cfg, draws, uncertain=None, turns=2):
-    """The root of a group whose chains end after so many turns; `draws` are the random numbers, in order;
-    uncertain: (path, number of the turn) -> its uncertainty, 0 elsewhere."""
+def certain(path, number):
+    return turn(0.0)
+
+
+def grown(cfg, draws, turns=2, turn_of=certain):
+    """The root of a group whose chains end after so many turns. draws: the random numbers, in order;
+    turn_of(path, number): a turn."""
     drawn = iter(draws)
     rng = SimpleNamespace(random=lambda: next(drawn))
 
     async def advance(node, path):
         number = len(node.turns())
-        new = Node(turn((uncertain or {}).get((path, number), 0.0)), node, path, done=number + 1 == turns)
+        new = Node(turn_of(path, number), node, path, done=number + 1 == turns)
         node.children.append(new)
         return new
 
@@ -41,81 +45,61 @@ def grow(cfg, draws, uncertain=None, turns=2):
     return root
 
 
-def paths(root):
+def names_of(root):
     return sorted(leaf.name for leaf in root.leaves())
 
 
-def test_a_chain_goes_on_twice_where_the_draw_is_at_least_a_half():
-    root = grow(CFG, [.5, .49])
-    # one of two chains branches behind its first turn; what is left of the group is a fresh chain
-    assert paths(root) == ["chain0", "chain0.1", "chain1", "fresh3"]
-    branch = next(leaf for leaf in root.leaves() if leaf.name == "chain0.1")  # whose first turn it shares
+def test_a_branch_shares_the_turns_before_it():
+    root = grown(CFG, [.5, .49])
+    branch = next(leaf for leaf in root.leaves() if leaf.name == "chain0.1")
     assert branch.parent is next(c for c in root.children if c.name == "chain0")
 
 
-def test_a_group_is_never_larger_than_its_size_and_always_full():
-    assert paths(grow(replace(CFG, group_size=2), [.9, .9])) == ["chain0", "chain1"]
-    assert paths(grow(CFG, [0.0] * 9)) == ["chain0", "chain1", "fresh2", "fresh3"]
-    assert len(paths(grow(replace(CFG, group_size=9), [.9] * 99, turns=4))) == 9
+# chain0 began certain, its branch as uncertain as it stays
+RISES = {("chain0", 2): .3, ("chain0.1", 1): .3, ("chain0.1", 2): .3}
 
 
-def test_a_turn_more_uncertain_than_the_first_branches_more_easily():
-    three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=2)}
+@pytest.mark.parametrize("chains, size, turns, draws, uncertain, leaves", [
+    # one of two chains branches behind its first turn, at a half; what is left of the group is a fresh chain
+    (2, 4, 2, [.5, .49], {}, "chain0 chain0.1 chain1 fresh3"),
+    # a group is never larger than its size and always full
+    (2, 2, 2, [.9, .9], {}, "chain0 chain1"), (2, 4, 2, [0.0] * 9, {}, "chain0 chain1 fresh2 fresh3"),
     # behind the second turn: .45 + .2 * .3 is above a half, .45 alone is not
-    assert paths(grow(draws=[.1, .45, 0], uncertain={("chain0", 1): .3}, **three)) == ["chain0", "chain0.2"]
-    assert paths(grow(draws=[.1, .45, 0, 0], **three)) == ["chain0", "fresh1"]
-    # and one that was as uncertain from the start does not
-    steady = {("chain0", 0): .3, ("chain0", 1): .3}
-    assert paths(grow(draws=[.1, .45, 0, 0], uncertain=steady, **three)) == ["chain0", "fresh1"]
+    (1, 2, 3, [.1, .45, 0], {("chain0", 1): .3}, "chain0 chain0.2"),
+    (1, 2, 3, [.1, .45, 0, 0], {}, "chain0 fresh1"),
+    # and one that was as uncertain from the start does not branch more easily
+    (1, 2, 3, [.1, .45, 0, 0], {("chain0", 0): .3, ("chain0", 1): .3}, "chain0 fresh1"),
+    # in a row it is made less likely: .52 once more is .52 * .95, below a half
+    (1, 3, 3, [.52, .52, .1], {}, "chain0 chain0.1 fresh2"),
+    (1, 3, 3, [.52, .53, .1], {}, "chain0 chain0.1 chain0.2"),
+    # a pause is a new start: not behind the second turn (two chains), so .5 is enough behind the third
+    (1, 3, 4, [.5, .1, .1, .5], {}, "chain0 chain0.1 chain0.3"),
+    # fresh chains come one by one and branch as others: with two in a row a second fresh one
+    (1, 4, 2, [.1, .9], {}, "chain0 fresh1 fresh1.1 fresh3"),
+    # a branch is compared with its own first turn: only chain0's rise counts
+    (1, 3, 4, [.6, .1, .1, .45, .45], RISES, "chain0 chain0.1 chain0.3"),
+    (1, 3, 4, [.6, .1, .1, .1, .45, .1, .1], RISES, "chain0 chain0.1 fresh2"),
+])
+def test_where_chains_branch(chains, size, turns, draws, uncertain, leaves):
+    def turn_of(path, number):
+        return turn(uncertain.get((path, number), 0.0))
+
+    root = grown(replace(CFG, chains=chains, group_size=size), draws, turns, turn_of)
+    assert names_of(root) == leaves.split()
 
 
-def test_branching_in_a_row_is_made_less_likely():
-    three = {"turns": 3, "cfg": replace(CFG, chains=1, group_size=3)}
-    # .52 once more is .52 * .95, below a half
-    assert paths(grow(draws=[.52, .52, .1], **three)) == ["chain0", "chain0.1", "fresh2"]
-    assert paths(grow(draws=[.52, .53, .1], **three)) == ["chain0", "chain0.1", "chain0.2"]
+def test_a_large_group_is_full():
+    assert len(grown(replace(CFG, group_size=9), [.9] * 99, turns=4).leaves()) == 9
 
 
-def test_a_pause_in_branching_is_a_new_start():
-    four = {"turns": 4, "cfg": replace(CFG, chains=1, group_size=3)}
-    # branched behind the first turn, not behind the second (two chains), so .5 is enough behind the third
-    assert paths(grow(draws=[.5, .1, .1, .5], **four)) == ["chain0", "chain0.1", "chain0.3"]
+@pytest.mark.parametrize("tokens, leaves", [(19, ["chain0", "chain0.2"]), (20, ["chain0", "fresh1"])])
+def test_uncertainty_is_of_the_first_twenty_tokens(tokens, leaves):
+    def turn_of(path, number):
+        logprobs = [0.0] * tokens + [-9.0] * number  # uncertain behind the first turn
+        return Turn([1] * len(logprobs), logprobs, "", "")
 
-
-def test_fresh_chains_come_one_by_one_and_branch_as_others():
-    cfg = replace(CFG, chains=1, group_size=4)
-    # chain0 ends unbranched, then a fresh one, which branches, and with two in a row a second fresh one
-    assert paths(grow(cfg, [.1, .9])) == ["chain0", "fresh1", "fresh1.1", "fresh3"]
-
-
-def test_a_branch_is_compared_with_its_own_first_turn():
-    cfg = replace(CFG, chains=1, group_size=3)
-    # chain0 began certain, its branch as uncertain as it stays: only chain0's rise counts
-    uncertain = {("chain0", 2): .3, ("chain0.1", 1): .3, ("chain0.1", 2): .3}
-    found = grow(cfg, [.6, .1, .1, .45, .45], uncertain, turns=4)
-    assert paths(found) == ["chain0", "chain0.1", "chain0.3"]
-    found = grow(cfg, [.6, .1, .1, .1, .45, .1, .1], uncertain, turns=4)
-    assert paths(found) == ["chain0", "chain0.1", "fresh2"]
-
-
-def test_uncertainty_is_of_the_first_twenty_tokens():
-    cfg = replace(CFG, chains=1, group_size=2)
-
-    def grown(tokens):
-        drawn = iter([0.0, .49, 0.0])
-
-        async def advance(node, path):
-            number = len(node.turns())
-            logprobs = [0.0] * tokens + [-9.0] * number  # uncertain behind the first turn
-            new = Node(Turn([1] * len(logprobs), logprobs, "", ""), node, path, done=number == 2)
-            node.children.append(new)
-            return new
-        root = Node()
-        rng = SimpleNamespace(random=lambda: next(drawn))
-        asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
-        return paths(root)
-    assert grown(19) == ["chain0", "chain0.2"]
-    assert grown(20) == ["chain0", "fresh1"]
+    root = grown(replace(CFG, chains=1, group_size=2), [0.0, .49, 0.0], 3, turn_of)
+    assert names_of(root) == leaves
 
 
 def test_a_clipped_value_keeps_its_gradient_above_the_window_alone():

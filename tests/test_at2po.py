@@ -15,7 +15,7 @@ import torch
 
 import at2po
 from at2po import Config, Node, Trajectory, Turn
-from common import data, rollout, training
+from common import rollout, training
 from common.of_at2po import baselines, trees
 from common.run import Run
 from common.world import tiny
@@ -55,19 +55,13 @@ def right_or_wrong(root, penalty=0.0):
 # ---- credit
 
 
-def test_leaf_values_population_and_sample():
-    std = math.sqrt(.1875)
-    assert at2po.leaf_values([1, 0, 0, 0]) == pytest.approx([.75 / std, *[-.25 / std] * 3], rel=1e-4)
-    assert at2po.leaf_values([1, 0, 0, 0], sample_std=True)[0] == pytest.approx(0.75 / 0.5, rel=1e-4)
-
-
-@pytest.mark.parametrize("loss, expansion, value", [
-    ("atpo", "entropy", .75 / .1875 ** .5), ("atpo", "none", 1.5), ("grpo", "entropy", 1.5),
-    ("gspo", "none", 1.5)])
-def test_atpo_on_trees_alone_divides_by_the_population_s_std(loss, expansion, value):
+@pytest.mark.parametrize("loss, expansion, std", [
+    ("atpo", "entropy", .1875 ** .5), ("atpo", "none", .5), ("grpo", "entropy", .5), ("gspo", "none", .5)])
+def test_atpo_on_trees_alone_divides_by_the_population_s_std(loss, expansion, std):
     root = root_of((0, 1.0), (0, 0.0), (0, 0.0), (0, 0.0))
     at2po.assign_advantages(root, replace(CFG, loss=loss, expansion=expansion))
-    assert root.children[0].advantage == pytest.approx(value, rel=1e-4)
+    advantages = [leaf.advantage for leaf in root.children]
+    assert advantages == pytest.approx([.75 / std, *[-.25 / std] * 3], rel=1e-4)
 
 
 @pytest.mark.parametrize("rule, expected", [
@@ -87,12 +81,11 @@ def test_values(rule, expected):
     assert a.advantage == a.value and a.children[0].advantage == pytest.approx(math.sqrt(3), rel=1e-4)
 
 
-def test_child_mean_and_leaf_mean_differ_on_uneven_trees():
+@pytest.mark.parametrize("rule, value", [("child-mean", (1 / 3 - 1) / 2), ("leaf-mean", 0)])
+def test_child_mean_and_leaf_mean_differ_on_uneven_trees(rule, value):
     root = root_of((0, [(0, 1.0), (0, 1.0), (0, 0.0)]), (0, 0.0))  # mean 1/2, std 1/2: z = 1, 1, -1, -1
-    at2po.assign_advantages(root, replace(CFG, value="child-mean"))
-    assert root.value == pytest.approx((1 / 3 - 1) / 2, rel=1e-4)
-    at2po.assign_advantages(root, replace(CFG, value="leaf-mean"))
-    assert root.value == pytest.approx(0, abs=1e-9)
+    at2po.assign_advantages(root, replace(CFG, value=rule))
+    assert root.value == pytest.approx(value, rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +104,11 @@ def test_a_turn_tells_how_its_value_came_about(rule):
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0), (.5, 0.0)]), (math.log(2), [(0, .4)]))
     at2po.assign_advantages(root, cfg)
     a, b = root.children
-    value, advantage = trees.how(a, root, cfg.value, cfg.advantage, cfg.credit)
+
+    def how(node, root):
+        return trees.how(node, root, cfg.value, cfg.advantage, cfg.credit)
+
+    value, advantage = how(a, root)
     assert value.startswith(f"V = {a.value:.3f} = ")
     if rule != "leaf-mean":  # the terms that are shown are the value; children of one value are one
         terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
@@ -121,25 +118,18 @@ def test_a_turn_tells_how_its_value_came_about(rule):
     shown, of_turn, of_parent = map(float, words)
     assert shown == pytest.approx(of_turn - of_parent, abs=2e-3)
     assert shown == pytest.approx(a.advantage, abs=2e-3)
-    assert "that of its one child" in trees.how(b, root, cfg.value, cfg.advantage, cfg.credit)[0]
+    assert "that of its one child" in how(b, root)[0]
     for leaf in root.leaves():
-        said = trees.how(leaf, root, cfg.value, cfg.advantage, cfg.credit)[0]
-        reward, mean, std = re.search(r"\((\S+) - (\S+)\) / (\S+)$", said).groups()
+        reward, mean, std = re.search(r"\((\S+) - (\S+)\) / (\S+)$", how(leaf, root)[0]).groups()
         assert (float(reward) - float(mean)) / float(std) == pytest.approx(leaf.value, abs=1e-2)
     flat = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
     at2po.assign_advantages(flat, cfg)
-    assert trees.how(flat.children[0], flat, cfg.value, cfg.advantage, cfg.credit) == [
-        "all 3 leaves have reward 1: no advantage, nothing to learn"]
+    assert all(n.advantage == 0 for n in flat.nodes())
+    assert all(leaf.trajectory.advantages == [] for leaf in flat.leaves())
+    assert how(flat.children[0], flat) == ["all 3 leaves have reward 1: no advantage, nothing to learn"]
     left_out = root_of((0, 1.0), (0, 0.0))  # as DAPO leaves a tree out
-    said, = trees.how(left_out.children[0], left_out, cfg.value, cfg.advantage, cfg.credit)
+    said, = how(left_out.children[0], left_out)
     assert "does not learn from this tree" in said
-
-
-def test_equal_rewards_teach_nothing():
-    root = root_of((0, [(0, 1.0), (1, 1.0)]), (0, 1.0))
-    at2po.assign_advantages(root, CFG)
-    assert all(n.advantage == 0 for n in root.nodes())
-    assert all(leaf.trajectory.advantages == [] for leaf in root.leaves())
 
 
 WORDS = tiny.tiny_tokenizer([f"w{i}" for i in range(40)], ["<a>"])
@@ -309,18 +299,15 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     flat = [right_or_wrong(root_of((0, 1.0), (0, 1.0))) for _ in range(3)]
     spread = [right_or_wrong(root_of((0, 1.0), (0, 0.0))) for _ in range(3)]
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
-    assert baselines.chosen_to_learn("dapo", roots, 2) == spread[:2]
-    assert baselines.chosen_to_learn("dapo", roots, 4) == [*spread, flat[0]]
-    assert baselines.chosen_to_learn("atpo", roots, 2) == roots
+    for loss, number, chosen in (
+            ("dapo", 2, spread[:2]), ("dapo", 4, [*spread, flat[0]]), ("atpo", 2, roots)):
+        assert baselines.chosen_to_learn(loss, roots, number) == chosen
     for loss, questions in (("dapo", 6), ("atpo", 2)):
         assert baselines.TokenBudget(at2po.Config(loss=loss, questions_per_step=2)).questions == questions
-
-
-def test_dynamic_sampling_counts_right_answers_not_the_overlong_penalty():
+    # right answers tell, not the penalty of what is too long
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
-    spread = right_or_wrong(root_of((0, 1.0), (0, 0.0)))
     assert training.has_spread(all_wrong.rewards())
-    assert baselines.chosen_to_learn("dapo", [all_wrong, spread], 2) == [spread]
+    assert baselines.chosen_to_learn("dapo", [all_wrong, spread[0]], 2) == [spread[0]]
     assert baselines.chosen_to_learn("dapo", [all_wrong], 2) == []
 
 
@@ -334,22 +321,18 @@ def test_dapo_s_settings_are_those_of_its_row():
 # ---- expansion
 
 
-def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from_the_top():
-    root = root_of((0.5, [(9.0, 0.0)]), (0.8, [(9.0, 0.0)]), (0.2, 0.0))
-    a, b, c = root.children
-    # answers (9.0 and .2) are not expanded
-    assert at2po.choose_nodes(root, replace(CFG, expand=4), random.Random(0)) == [b, a, root, b]
-    b.regenerated = 7
-    assert at2po.choose_nodes(root, replace(CFG, expand=1), random.Random(0)) == [a]  # .8 - .35 < .5
-
-
-def test_the_root_s_first_chain_costs_it_nothing():
-    """Its penalty counts its chains less one: .05 for two of them, before a turn at .07 and behind one at
-    .03."""
-    root = root_of((.03, [(9.0, 0.0)]), (.02, [(9.0, 0.0)]))
-    a, b = root.children
-    a.regenerated, b.regenerated = 2, 1
-    assert at2po.choose_nodes(root, replace(CFG, expand=3), random.Random(0)) == [b, root, a]
+@pytest.mark.parametrize("entropies, regenerated, chosen", [
+    ((.5, .8), (0, 0), "b a root b"), ((.5, .8), (0, 7), "a"),  # .8 - .35 < .5
+    # the root's penalty counts its chains less one: -.1 for three, between turns at -.08 and -.12
+    ((.03, .02), (3, 2), "b root a"),
+])
+def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from_the_top(
+        entropies, regenerated, chosen):
+    root = root_of(*((entropy, [(9.0, 0.0)]) for entropy in entropies), (9.0, 0.0))
+    names = {"root": root} | dict(zip("ab", root.children))  # the third child is an answer, as theirs are
+    root.children[0].regenerated, root.children[1].regenerated = regenerated
+    chosen = [names[name] for name in chosen.split()]
+    assert at2po.choose_nodes(root, replace(CFG, expand=len(chosen)), random.Random(0)) == chosen
 
 
 def test_a_tree_whose_chains_all_answered_gets_fresh_chains_from_the_root():
@@ -416,7 +399,7 @@ def looped_atpo(new, old, advantages, low, high):
     return total / len(new)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_atpo_loss_and_gradient_equal_the_loops(seed):
     new, old, advantages = loss_inputs(seed)
     loss, _ = at2po.atpo_loss(new, old, advantages, MASK, TURNS, 0.005, 0.01)
@@ -431,14 +414,18 @@ def test_a_huge_ratio_stays_finite():
     assert loss == pytest.approx(math.exp(10))
 
 
-def losses():
-    """ATPO's and GRPO's of (log-probs, old ones, advantages, mask)."""
-    def grpo(new, old, advantages, mask):
-        return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
-    return [partial(at2po.atpo_loss, turn_ids=TURNS), grpo]
+def grpo_loss(new, old, advantages, mask, turn_ids=None):
+    return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
 
 
-@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+def atpo_loss(new, old, advantages, mask, turn_ids=TURNS):
+    return at2po.atpo_loss(new, old, advantages, mask, turn_ids)
+
+
+LOSSES = pytest.mark.parametrize("loss", [atpo_loss, grpo_loss])
+
+
+@LOSSES
 def test_what_a_broadcast_or_rounding_would_hide_is_refused_in_words(loss):
     new, old, advantages = loss_inputs()
     for wrong, words in (
@@ -457,7 +444,7 @@ def test_a_sampled_token_belongs_to_a_turn():
             at2po.atpo_loss(new, old, advantages, MASK, turn_ids)
 
 
-@pytest.mark.parametrize("loss", losses(), ids=["atpo", "grpo"])
+@LOSSES
 def test_a_part_of_a_mini_batch_may_have_no_sampled_token(loss):
     new, old, advantages = loss_inputs()
     value, stats = loss(new, old, advantages * torch.nan, torch.zeros_like(MASK))
@@ -475,27 +462,21 @@ def test_grpos_dual_clip_bounds_what_a_negative_advantage_can_cost():
 
 
 @pytest.mark.parametrize("junk", [float("nan"), float("-inf"), 1e30, 7.5])
-@pytest.mark.parametrize("kind", ["atpo", "grpo"])
-def test_what_stands_at_unsampled_positions_and_padding_reaches_neither_loss_nor_gradient(kind, junk):
-    def loss_of(new, old, advantages, mask, turns):
-        if kind == "atpo":
-            return at2po.atpo_loss(new, old, advantages, mask, turns)
-        return training.grpo_loss(new, old, advantages, mask, training.sequence_weights(mask))
-
-    def dirty(x, value):
-        x = torch.where(MASK, x.detach(), value)
-        return torch.cat([x, torch.full((2, 3), value, dtype=x.dtype)], 1)
-
+@LOSSES
+def test_what_stands_at_unsampled_positions_and_padding_reaches_neither_loss_nor_gradient(loss, junk):
     def pad(x, value):
         return torch.cat([x, torch.full((2, 3), value, dtype=x.dtype)], 1)
 
+    def dirty(x, value):
+        return pad(torch.where(MASK, x.detach(), value), value)
+
     new, old, advantages = loss_inputs()
-    loss, _ = loss_of(new, old, advantages, MASK, TURNS)
+    clean, _ = loss(new, old, advantages, MASK, TURNS)
     other = dirty(new, junk).requires_grad_()
-    again, stats = loss_of(other, dirty(old, junk), dirty(advantages, 5.0), pad(MASK, False), pad(TURNS, -1))
-    torch.testing.assert_close(loss, again, rtol=1e-12, atol=0)
+    again, stats = loss(other, dirty(old, junk), dirty(advantages, 5.0), pad(MASK, False), pad(TURNS, -1))
+    torch.testing.assert_close(clean, again, rtol=1e-12, atol=0)
     assert all(math.isfinite(v) for v in stats.values())
-    gradient, found = torch.autograd.grad(loss, new)[0], torch.autograd.grad(again, other)[0]
+    gradient, found = torch.autograd.grad(clean, new)[0], torch.autograd.grad(again, other)[0]
     torch.testing.assert_close(gradient, found[:, :7], rtol=1e-12, atol=0)
     assert not found[:, 7:].any()
 
@@ -507,26 +488,25 @@ def test_parts_of_a_mini_batch_add_up():
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_update_spread():
-    even = torch.tensor([[0.0, 0.1, 0.1, 0.0, 0.1, 0.1, 0.0], [0.0, 0.3, 0, 0, 0, 0, 0]])
-    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0]]).bool()
-    turns = torch.tensor([[-1, 0, 0, -1, 1, 1, -1], [-1, 0, -1, -1, -1, -1, -1]])
+def entropy_share(*shares):
+    p = torch.tensor(shares).double().softmax(0)
+    return float(-(p * p.log()).sum() / math.log(len(shares)))
+
+
+@pytest.mark.parametrize("moved, turns, spread", [
     # 1 for the even sequence, 0 for the one of a single turn
-    assert at2po.update_spread(even, mask, turns) == pytest.approx(0.5)
-    three = torch.tensor([[0, 1, -1], [0, 1, 2]])  # each by its own number of turns
-    assert at2po.update_spread((three >= 0) * .1, three >= 0, three) == pytest.approx(1)
-    uneven = even.clone()
-    uneven[0, 4:6] = 0  # shares 1 and 0: softmax = e/(1+e), 1/(1+e)
-    p = math.e / (1 + math.e)
-    of_shares = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2) / 2
-    assert at2po.update_spread(uneven, mask, turns) == pytest.approx(of_shares, rel=1e-5)
+    ([[0, .1, .1, 0, .1, .1, 0], [0, .3, 0, 0, 0, 0, 0]], [[-1, 0, 0, -1, 1, 1, -1], [-1, 0] + [-1] * 5], .5),
+    ([[.1, .1, 0], [.1, .1, .1]], [[0, 1, -1], [0, 1, 2]], 1),  # each by its own number of turns
+    ([[0, .1, .1, 0, 0, 0]], [[-1, 0, 0, -1, 1, 1]], entropy_share(1.0, 0.0)),
     # of three turns, where signs tell: shares 2, -1, 0; and -.2, .1, .1, which are 0 in all and not divided
-    for moved, shares in (([-.2, .1, 0.0], (2, -1, 0)), ([.2, -.1, -.1], (-.2, .1, .1))):
-        p = torch.tensor(shares).double().softmax(0)
-        turns = torch.arange(-1, 3)[None]
-        batch = SimpleNamespace(old_logprobs=torch.zeros(1, 4), response_mask=turns >= 0, turn_ids=turns)
-        spread = at2po.spread_sums(torch.tensor([[0.0, *moved]]), batch)["spread_sum"]
-        assert spread == pytest.approx(float(-(p * p.log()).sum() / math.log(3)), rel=1e-5)
+    ([[0, -.2, .1, 0]], [[-1, 0, 1, 2]], entropy_share(2.0, -1.0, 0.0)),
+    ([[0, .2, -.1, -.1]], [[-1, 0, 1, 2]], entropy_share(-.2, .1, .1)),
+])
+def test_update_spread(moved, turns, spread):
+    moved, turns = torch.tensor(moved), torch.tensor(turns)
+    assert at2po.update_spread(moved, turns >= 0, turns) == pytest.approx(spread, rel=1e-5)
+    batch = SimpleNamespace(old_logprobs=torch.zeros(moved.shape), response_mask=turns >= 0, turn_ids=turns)
+    assert at2po.spread_sums(moved, batch)["spread_sum"] == pytest.approx(spread * len(turns), rel=1e-5)
 
 
 # ---- reward
@@ -566,43 +546,19 @@ def test_the_prompts_own_example_passes_the_parser():
     assert at2po.parse_response(turns) == ("answer here", "") and "\x08" not in at2po.SYSTEM_PROMPT
 
 
-def test_reward_is_exact_match_behind_the_format():
+@pytest.mark.parametrize("text, flags, reward", [
+    (ANSWER, {}, 1), (ANSWER.replace("Ada", "Bea"), {}, 0), (ANSWER.replace("<think>", ""), {}, 0),
+    (ANSWER.replace("<think>", ""), {"bad_format_reward": -1.0}, -1)])
+def test_reward_is_exact_match_behind_the_format(text, flags, reward):
     question = at2po.data.Question("1", "?", ["Ada Holt", "A. Holt"])
-
-    def reward(text, **k):
-        return at2po.score(Trajectory("1", [0], [turn(0, text)]), question, replace(CFG, **k)).reward
-
-    assert reward(ANSWER) == 1 and reward(ANSWER.replace("Ada", "Bea")) == 0
-    assert reward(ANSWER.replace("<think>", "")) == 0
-    assert reward(ANSWER.replace("<think>", ""), bad_format_reward=-1.0) == -1
+    trajectory = Trajectory("1", [0], [turn(0, text)])
+    assert at2po.score(trajectory, question, replace(CFG, **flags)).reward == reward
 
 
-def test_boxed():
-    assert at2po.boxed("\\boxed{a} then \\boxed{b{c}d}") == "b{c}d"
-    assert at2po.boxed("\\boxed{open") is None
-    assert at2po.boxed("none") is None
-
-
-def test_a_baseline_s_group_has_chains_alone():
-    async def play_from(node, name):
-        node.children.append(at2po.Node(Turn([1], [-1.0], "eos", ""), node, name, done=True))
-
-    cfg = at2po.Config(expansion="none", group_size=3, chains=5, rounds=2, expand=2)
-    root = asyncio.run(at2po.grow_tree(play_from, cfg, 0))
-    assert [leaf.name for leaf in root.leaves()] == ["chain0", "chain1", "chain2"]
-
-
-def test_each_question_is_evaluated_with_a_seed_of_its_own():
-    seeds = []
-
-    async def play(player, question, name):
-        seeds.append(player.seed)
-
-    agent = replace(at2po.AGENT, play=play, prompt=lambda *a: [])
-    engine = SimpleNamespace(sync=lambda model: None, busy=False)
-    split = data.Split("x", [data.Question(name, "Who?", ["Bo"]) for name in "ab"], None)
-    agent.answers(rollout.Policy(None, None, engine), split, at2po.Config(), rollout.no_progress)
-    assert len(set(seeds)) == 2
+@pytest.mark.parametrize("text, found", [
+    ("\\boxed{a} then \\boxed{b{c}d}", "b{c}d"), ("\\boxed{open", None), ("none", None)])
+def test_boxed(text, found):
+    assert at2po.boxed(text) == found
 
 
 def test_a_run_samples_with_the_current_weights_and_the_engine_sleeps_after_it():

@@ -122,6 +122,15 @@ def test_a_hub_id_has_the_revision_that_lies_here(tmp_path, monkeypatch):
     assert cache.digest("nobody/nothing") == ""
 
 
+def made_by_two(path, write):
+    threads = [threading.Thread(target=cache.made_once, args=(path, write)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(f.name for f in path.parent.iterdir()) == [".made.lock", "made"]
+
+
 def test_one_makes_it_and_the_other_waits(tmp_path):
     made = []
 
@@ -130,12 +139,8 @@ def test_one_makes_it_and_the_other_waits(tmp_path):
         time.sleep(.2)  # the other comes meanwhile
         part.mkdir()
 
-    threads = [threading.Thread(target=cache.made_once, args=(tmp_path / "made", write)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 1 and sorted(f.name for f in tmp_path.iterdir()) == [".made.lock", "made"]
+    made_by_two(tmp_path / "made", write)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("kind", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
@@ -151,14 +156,8 @@ def test_where_nothing_locks_two_make_the_same_and_one_is_kept(kind, tmp_path, m
         part.mkdir()
         (part / "weights").write_text("whole")
 
-    path = tmp_path / "made"
-    threads = [threading.Thread(target=cache.made_once, args=(path, write)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (path / "weights").read_text() == "whole"
-    assert sorted(f.name for f in tmp_path.iterdir()) == [".made.lock", "made"]
+    made_by_two(tmp_path / "made", write)
+    assert (tmp_path / "made/weights").read_text() == "whole"
     assert capsys.readouterr().out.count("no locks") == 1
 
 

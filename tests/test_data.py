@@ -3,7 +3,9 @@
 import copy
 import csv
 import gzip
+import io
 import json
+import re
 import sys
 import types
 
@@ -211,14 +213,11 @@ def test_no_gold_answer_makes_an_empty_prediction_right():
 
 
 def test_search_r1_rows():
-    row = {
-        "data_source": "nq", "prompt": [{"role": "user", "content": "Answer … Question: who is it?\n"}],
-        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada", "A. H."]}},
-        "extra_info": {"split": "train", "index": 7}}
-    q = data.parse_question(row)
-    assert (q.id, q.question, q.answers) == ("7", "who is it?", ["Ada", "A. H."])
+    row = copy.deepcopy(LAYOUTS["search-r1"])
+    q = one(row)
+    assert (q.id, q.question, q.answers) == ("0", "who?", ["Ada"])
     row["prompt"][0]["content"] = "who is it?"  # without the word, all of the message is the question
-    assert data.parse_question(row).question == "who is it?"
+    assert one(row).question == "who is it?"
 
 
 # ---------------------------------------------------------------- golds: JSON in text, several fields
@@ -286,10 +285,8 @@ def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
 
 
 def test_2wiki_in_the_hubs_layout():
-    meta = {
-        "type": "comparison", "supporting_facts": {"title": ["T"], "sent_id": [0]},
-        "context": {"title": ["T"], "content": [["One.", "Two."]]},
-        "evidences": {"fact": ["Ada"], "relation": ["mother"], "entity": ["Bea"]}}
+    names = "type", "supporting_facts", "context", "evidences"
+    meta = {name: LAYOUTS["2wiki hub"][name] for name in names}
     q = one({"id": "x", "question": "Who?", "golden_answers": ["Ada"], "metadata": meta})
     assert (q.context, q.evidences) == ([["T", ["One.", "Two."]]], [["Ada", "mother", "Bea"]])
     assert (q.supporting_facts, q.type, q.hops) == ([["T", 0]], "comparison", 1)
@@ -306,15 +303,15 @@ def test_musique_keeps_its_decomposition():
 
 
 def test_musique_of_flashrag_has_the_paragraphs_that_its_steps_rest_on():
-    def step(question, answer, idx, title):
-        paragraph = {"idx": idx, "title": title, "paragraph_text": f"{title} text.", "is_supporting": True}
+    def step(question, answer, idx):
+        paragraph = PARAGRAPH | {"idx": idx}
         return {"id": idx, "question": question, "answer": answer, "support_paragraph": paragraph}
 
-    steps = [step("Who owns it?", "Bea", 3, "T"), step("Where is #1?", "Ulm", 11, "T")]
+    steps = [step("Who owns it?", "Bea", 3), step("Where is #1?", "Ulm", 11)]
     q = one({
-        "id": "dev_0", "question": "Where?", "golden_answers": ["Ulm"],
+        "question": "Where?", "golden_answers": ["Ulm"],
         "metadata": {"answerable": True, "question_decomposition": steps}})
-    assert (q.hops, q.support_paragraphs, q.context) == (2, [3, 11], [["T", ["T text."]]] * 2)
+    assert (q.hops, q.support_paragraphs, q.context) == (2, [3, 11], [["T", ["One sentence."]]] * 2)
     assert q.decomposition[1] == {"question": "Where is #1?", "answer": "Ulm", "paragraph_support_idx": 11}
 
 
@@ -356,7 +353,6 @@ def test_a_question_has_one_id_wherever_it_stands_in_the_file():
 
 PARAGRAPH = {"idx": 4, "title": "T", "paragraph_text": "One sentence.", "is_supporting": True}
 STEP = {"id": 1, "question": "Who?", "answer": "Ada", "paragraph_support_idx": 4}
-PASSAGES = {"title": ["T"], "sentences": [["One.", "Two."]]}
 LAYOUTS = {
     "hotpotqa": {
         "_id": "x", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
@@ -374,19 +370,12 @@ LAYOUTS = {
         "id": "2hop__1_2", "question": "Who?", "answer": "Ada", "answer_aliases": ["A. H."],
         "answerable": True, "paragraphs": [PARAGRAPH], "question_decomposition": [STEP]},
     "flashrag": {
-        "id": "dev_0",
-        "question": "Who?",
-        "golden_answers": ["Ada", "A. H."],
-        "metadata": {
-            "type": "bridge", "hops": 2, "context": PASSAGES,
+        "id": "dev_0", "question": "Who?", "golden_answers": ["Ada", "A. H."], "metadata": {
+            "type": "bridge", "hops": 2, "context": {"title": ["T"], "sentences": [["One.", "Two."]]},
             "supporting_facts": {"title": ["T"], "sent_id": [0]}}},
     "musique of flashrag": {
-        "id": "dev_0",
-        "question": "Who?",
-        "golden_answers": ["Ada"],
-        "metadata": {
-            "question_decomposition": [{"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]
-        }},
+        "id": "dev_0", "question": "Who?", "golden_answers": ["Ada"], "metadata": {"question_decomposition": [
+            {"question": "Who?", "answer": "Ada", "support_paragraph": PARAGRAPH}]}},
     "nq-open": {"question": "who?", "answer": ["Ada", "A. H."]},
     "search-r1": {
         "data_source": "nq", "prompt": [{"role": "user", "content": "Answer. Question: who?\n"}],
@@ -466,69 +455,67 @@ def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_ques
 
 # ---------------------------------------------------------------- files
 
-BAD = {
-    "missing answer": ('{"question": "q"}', "field 'answer' is missing"),
-    "empty list": ('{"question": "q", "golden_answers": []}', "field 'golden_answers' is empty"),
-    "empty question": ('{"question": " ", "answer": "Ada"}', "field 'question' is empty"),
-    "not an object": ("[1, 2]", "expected an object, got a list"),
-    "a null paragraph": ('{"question": "q", "answer": "Ada", "paragraphs": [null]}', "field 'paragraphs'"),
-    "no JSON": ('{"question": "q", "ans', "not valid JSON"),
-    "no UTF-8": (b'{"question": "q", "answer": "\xff"}', "not UTF-8 text \\(byte 0xff")}
+
+FINE = json.dumps(GOOD).encode()
+BAD = [  # records in the second line
+    (b'{"question": "q"}\n', "field 'answer' is missing"),
+    (b'{"question": "q", "golden_answers": []}\n', "field 'golden_answers' is empty"),
+    (b'{"question": " ", "answer": "Ada"}\n', "field 'question' is empty"),
+    (b"[1, 2]\n", "expected an object, got a list"),
+    (b'{"question": "q", "answer": "Ada", "paragraphs": [null]}\n', "field 'paragraphs'"),
+    (b'{"question": "q", "answer": "\xff"}\n', "not UTF-8 text (byte 0xff"),
+    (b'{"question": "q", "ans\n', "not valid JSON"), (b'{"question": "q", "ans', "not valid JSON"),
+    *((json.dumps(GOOD | more).encode(), f"field '{field}'") for more, field in (
+        ({"evidences": [["a", "b"]]}, "evidences"), ({"hops": "two"}, "hops"),
+        ({"supporting_facts": [["t", float("inf")]]}, "supporting_facts.sent_id")))]
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, kind):
-    line, message = BAD[kind]
-    path = tmp_path / "q.jsonl"
-    line = line if isinstance(line, bytes) else line.encode()
-    path.write_bytes(b'{"question": "fine", "answer": "Ada"}\n' + line + b"\n")
-    with pytest.raises(data.DataError, match=f"q.jsonl: record 2: {message}"):
-        data.load_questions(path)
+@pytest.mark.parametrize("name, content, message", [
+    *(("q.jsonl", FINE + b"\n" + bad, f"record 2: {message}") for bad, message in BAD),
+    ("q.jsonl", b'{"question": \n' + FINE, "record 1: not valid JSON"),
+    ("q.csv", b"question,answer\nWho?,Ada\nWhere?,Gen\xe8ve\n", "record 2: not UTF-8 text"),
+    ("q.csv", b"question,answer\nWho, if not she?,Ada\nWho?,Ada,,\n",
+     "record 1: more cells than the 2 of the header")])
+def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert f"{name}: {message}" in error_of(data.load_questions, path)
     assert len(data.load_questions(path, skip_bad=True)) == 1
     assert "skipped 1 bad records" in capsys.readouterr().err
 
 
-def test_skip_bad_leaves_out_a_cut_last_line_a_damaged_first_one_and_bad_rows_of_a_table(tmp_path):
-    path = tmp_path / "q.jsonl"
-    for lines in (f'{json.dumps(GOOD)}\n{{"question": "q", "ans', f'{{"question": \n{json.dumps(GOOD)}\n'):
-        path.write_text(lines)
-        assert len(data.load_questions(path, skip_bad=True)) == 1
-    table = tmp_path / "q.csv"
-    table.write_bytes(b"question,answer\nWho?,Ada\nWhere?,Gen\xe8ve\n")
-    assert "q.csv: record 2: not UTF-8 text" in error_of(data.load_questions, table)
-    assert len(data.load_questions(table, skip_bad=True)) == 1
+@pytest.mark.parametrize("name, content, message", [
+    ("q.json", b'[{"question": "q",]', "q.json: not valid JSON: .* line 1"),
+    ("q.json", b'{\n "question": "q",\n]', "q.json: not valid JSON: .* line 3"),
+    ("q.jsonl", b'{"question": \n', "record 1: not valid JSON"),
+    ("q.json", b"\xff\xfe\x00bad", "not UTF-8"), ("q.json", b"", "no questions in it"),
+    ("q.parquet", b"not parquet", "not a parquet file"),
+    ("q.jsonl.gz", b"\x1f\x8bnot gzip", "damaged gzip file"),
+    ("q.jsonl.gz", gzip.compress(b'{"question": "q"}' * 99)[:-9], "damaged gzip file"),
+    ("q.txt", b"who? Ada", "q.txt: .* formats that can be read: .json, .jsonl, .csv, .tsv or .parquet"),
+    ("q.csv", b'question,answer\n"Sea" is what?,b\nc,d\n', "q.csv: not a table: line "),
+    ("q.csv", b'question,answer\na,b\n"Sea is what?,b\nc,d\n', "q.csv: not a table: line "),
+    *(("q.json", odd, "q.json") for odd in (
+        b'{"dataset": {}}', b'{"dataset": {}, "questions": null}', b"[" * 100_000, b"5",
+        b'[{"question": "a", "answer": ' + b"9" * 5000 + b"}]")),
+    ("missing.json", None, "no such file"), ("missing.jsonl.gz", None, "no such file"),
+    (".", None, "is a folder"),
+    ("c.jsonl", b"", "the corpus is empty"),
+    ("c.jsonl", b'{"id": 3}\n', "c.jsonl: record 1: expected id and contents"),
+    ("c.jsonl", b'{"contents": 3}\n', "record 1: field 'contents': expected text"),
+    ("c.jsonl", b'{"title": [], "text": "x"}\n', "record 1: field 'title': expected"),
+    ("c.json", b'["x"]', "c.json: record 1: expected id and contents"),
+    ("c.jsonl", b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON"),
+])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
+    load = data.load_corpus if name.startswith("c.") else data.load_questions
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert re.search(message, error_of(load, tmp_path / name))
 
 
-def test_bad_files(tmp_path):
-    def fails(content, message, name="q.json", load=data.load_questions):
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(data.DataError, match=message):
-            load(path)
-
-    fails(b'[{"question": "q",]', "q.json: not valid JSON: .* line 1")
-    fails(b'{\n "question": "q",\n]', "q.json: not valid JSON: .* line 3")
-    fails(b'{"question": \n', "record 1: not valid JSON", "q.jsonl")
-    fails(b"\xff\xfe\x00bad", "not UTF-8")
-    fails(b"", "no questions in it")
-    fails(b"not parquet", "not a parquet file", "q.parquet")
-    fails(b"\x1f\x8bnot gzip", "damaged gzip file", "q.jsonl.gz")
-    fails(gzip.compress(b'{"question": "q"}' * 99)[:-9], "damaged gzip file", "q.jsonl.gz")
-    fails(b"who? Ada", "q.txt: .* formats that can be read: .json, .jsonl, .csv, .tsv or .parquet", "q.txt")
-    fails(b"", "the corpus is empty", "c.jsonl", data.load_corpus)
-    fails(b'{"id": 3}\n', "c.jsonl: record 1: expected id and contents", "c.jsonl", data.load_corpus)
-    fails(b'{"contents": 3}\n', "record 1: field 'contents': expected text", "c.jsonl", data.load_corpus)
-    fails(b'{"title": [], "text": "x"}\n', "record 1: field 'title': expected", "c.jsonl", data.load_corpus)
-    fails(b'["x"]', "c.json: record 1: expected id and contents", "c.json", data.load_corpus)
-    fails(b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON", "c.jsonl", data.load_corpus)
-    with pytest.raises(data.DataError, match="no such file"):
-        data.load_questions(tmp_path / "missing.json")
-    with pytest.raises(data.DataError, match="no such file"):
-        data.load_questions(tmp_path / "missing.jsonl.gz")
-    with pytest.raises(data.DataError, match="is a folder"):
-        data.load_questions(tmp_path)
-    with pytest.raises(data.DataError, match="no contexts to pool"):
-        data.pool_contexts([data.Question("1", "q", ["a"])])
+def test_questions_without_contexts_are_no_corpus():
+    assert "no contexts to pool" in error_of(data.pool_contexts, [data.Question("1", "q", ["a"])])
 
 
 def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):
@@ -543,20 +530,19 @@ def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):
 
 
 def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path):
-    rows = [GOOD, {"question": "Two\nlines?", "answer": "Bea, Céline"}]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    rows = [GOOD, {"question": "Two\n\tlines?", "answer": "Bea, Céline"},
+            {"question": "one\u2028line?", "answer": "b\n\tc\n"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     forms = {
         "a.jsonl": lines, "a.json": json.dumps(rows), "b.json": lines, "c.json": json.dumps(rows, indent=2),
         "d.json": json.dumps({"data": rows}, indent=2), "e.json": json.dumps({"data": rows}),
         "f.json": json.dumps({"version": 1, "questions": rows})}
     for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        with open(tmp_path / name, "w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter)
-            table.writeheader()
-            table.writerows(rows)
-        forms[name] = (tmp_path / name).read_text(encoding="utf-8")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+        text = io.StringIO()
+        csv.writer(text, delimiter=delimiter).writerows([GOOD.keys(), *(row.values() for row in rows)])
+        forms[name] = text.getvalue()
     contents = {name: text.encode() for name, text in forms.items()}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     contents["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
     wanted = [(row["question"], [row["answer"]]) for row in rows]
     for name, content in contents.items():
@@ -581,26 +567,6 @@ def test_quotes_that_are_text_do_not_swallow_lines_of_a_tsv(tmp_path, capsys, ne
     read = data.load_questions(tmp_path / "q.tsv")
     assert [(q.question, *q.answers) for q in read] == rows
     assert "its quotes are read as text" in capsys.readouterr().err
-
-
-def test_a_quoted_cell_of_several_lines_and_tabs_is_one_cell(tmp_path):
-    rows = [{"question": "Two\n\tlines?", "answer": "a"}, {"question": "One?", "answer": "b\n\tc\n"}]
-    with open(tmp_path / "q.tsv", "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, ["question", "answer"], delimiter="\t")
-        table.writeheader()
-        table.writerows(rows)
-    read = data.load_questions(tmp_path / "q.tsv")
-    assert [(q.question, *q.answers) for q in read] == [tuple(row.values()) for row in rows]
-
-
-def test_a_quote_that_is_not_closed_and_cells_beyond_the_header_are_errors(tmp_path):
-    table = tmp_path / "q.csv"
-    for text in ('question,answer\n"Sea" is what?,b\nc,d\n', 'question,answer\na,b\n"Sea is what?,b\nc,d\n'):
-        table.write_text(text)
-        assert "q.csv: not a table: line " in error_of(data.load_questions, table)
-    table.write_text("question,answer\nWho, if not she?,Ada\nWho?,Ada,,\n")
-    assert "q.csv: record 1: more cells than the 2 of the header" in error_of(data.load_questions, table)
-    assert len(data.load_questions(table, skip_bad=True)) == 1
 
 
 @pytest.mark.parametrize("header, sep", [("Ask;Reply", ";"), ("Ask,Reply", ","), ("Ask\tReply", "\t")])
@@ -632,33 +598,28 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("form", ["folder", "splits", "c.parquet", "owner/name", "owner/name:config:dev"])
-def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, mapped):
+@pytest.mark.parametrize("form, of_the_hub", [
+    ("folder", []), ("splits", []), ("c.parquet", []), ("owner/name", ["owner/name", None, "train"]),
+    ("owner/name:config:dev", ["owner/name", "config", "dev"])])
+def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_hub, mapped):
     import datasets
 
     monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    table = datasets.Dataset.from_list(ROWS)
-    source = tmp_path / form
-    if form == "c.parquet":
-        table.to_parquet(source)
-    elif form == "folder":
-        table.save_to_disk(source)
-    elif form == "splits":
-        datasets.DatasetDict(train=table).save_to_disk(source)
-    else:
-        asked = []
-        monkeypatch.setattr(data, "locate", lambda name, kind: name)
-        monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append((*of, split)) or table)
-        source = form
+    table, asked = datasets.Dataset.from_list(ROWS), []
+    monkeypatch.setattr(data, "locate", lambda name, kind: name)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append([*of, split]) or table)
+    write = {"folder": table.save_to_disk, "splits": datasets.DatasetDict(train=table).save_to_disk,
+             "c.parquet": table.to_parquet}
+    source = form
+    if not of_the_hub:
+        source = tmp_path / form
+        write[form](source)
     made = [data.load_corpus(source) for _ in range(2)]
     assert len(made[0]) == 40 and made[0][7] == {"id": "7", "title": "Title 7", "text": "Text 7."}
     assert isinstance(made[0], list) is not mapped
-    if mapped:
-        assert made[0]._fingerprint == made[1]._fingerprint
-    if form.startswith("owner"):
-        want = ("owner/name", None, "train") if form == "owner/name" else ("owner/name", "config", "dev")
-        assert asked == [want, want]
+    assert not mapped or made[0]._fingerprint == made[1]._fingerprint
+    assert asked == [of_the_hub] * 2 or asked == of_the_hub == []
 
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
@@ -800,34 +761,6 @@ def test_a_passage_is_called_as_its_record_is(tmp_path):
     rows += [{"idx": 0, "text": "a"}, {"id": 7.0, "text": "b"}, {"_id": "", "text": "c"}]
     read = data.load_corpus(write(tmp_path, rows, "c.jsonl"))
     assert [row["id"] for row in read] == [f"n{i}" for i in range(7)] + ["0", "7", "9"]
-
-
-def test_line_separators_inside_strings(tmp_path):
-    file = tmp_path / "q.jsonl"
-    file.write_text(json.dumps({"question": "one\u2028line?", "answer": "Ada"}, ensure_ascii=False) + "\n")
-    assert data.load_questions(file)[0].question == "one\u2028line?"
-    table = tmp_path / "q.csv"
-    table.write_text('Question,Answer\n"two\nlines?",b\n')
-    assert data.load_questions(table)[0].question == "two\nlines?"
-
-
-@pytest.mark.parametrize("row, message", [
-    ({"evidences": [["a", "b"]]}, "field 'evidences'"),
-    ({"supporting_facts": [["t", float("inf")]]}, "field 'supporting_facts.sent_id'"),
-    ({"hops": "two"}, "field 'hops'"),
-])
-def test_odd_fields_of_a_record_are_its_error(row, message, tmp_path):
-    path = write(tmp_path, [GOOD | row])
-    assert f"q.jsonl: record 1: {message}" in error_of(data.load_questions, path)
-
-
-@pytest.mark.parametrize("text", [
-    '{"dataset": {}}', '{"dataset": {}, "questions": null}', "[" * 100_000, "5",
-    '[{"question": "a", "answer": ' + "9" * 5000 + "}]",
-])
-def test_odd_json_is_one_error(text, tmp_path):
-    (tmp_path / "a.json").write_text(text)
-    assert "a.json" in error_of(data.load_questions, tmp_path / "a.json")
 
 
 def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):

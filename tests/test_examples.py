@@ -25,9 +25,8 @@ def example(name):
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     pytest.importorskip("trl", reason="TRL is not installed (pip install trl)")
-    made = example("trl_atpo").make_trainer(
-        str(tmp_path_factory.mktemp("trl")), questions=8, chains=2, rounds=1, expand=2)
-    return made
+    folder = str(tmp_path_factory.mktemp("trl"))
+    return example("trl_atpo").make_trainer(folder, questions=8, chains=2, rounds=1, expand=2)
 
 
 def test_trl_s_batch_has_our_loss_and_gradient(trainer):
@@ -100,11 +99,9 @@ def a_batch():
         return Turn([1] * n, [-.5] * n, "", "", observation_ids=[2] * seen)
 
     first = turn(3, 2)
-    rows = [Trajectory("", [], [first, turn(2, 1), turn(1, 0)], advantages=[1.0, -2.0, .5]),
-            Trajectory("", [], [first, turn(4, 0)], advantages=[1.0, -1.0])]
-    for t in rows:
-        t.prompt_ids = [3]
-    batch = collate(rows)
+    batch = collate([
+        Trajectory("", [3], [first, turn(2, 1), turn(1, 0)], advantages=[1.0, -2.0, .5]),
+        Trajectory("", [3], [first, turn(4, 0)], advantages=[1.0, -1.0])])
     old = -torch.rand(batch.input_ids.shape, generator=generator)
     new = old + .3 * torch.randn(old.shape, generator=generator)
     return batch, old, new.requires_grad_()

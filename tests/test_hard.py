@@ -237,13 +237,8 @@ def resampled(start):
 
 @pytest.mark.gates
 def test_expansion_has_room_to_differ(resampled):
-    same, _ = resampled
+    same, differs = resampled
     assert same["entropy"] <= .25 and same["random"] >= .35
-
-
-@pytest.mark.gates
-def test_turn_credit_has_room_to_differ_from_outcome_credit(resampled):
-    _, differs = resampled
     assert differs >= .15
 
 

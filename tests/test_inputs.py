@@ -88,11 +88,10 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- tables
 
 def evaluated(path, words, inputs=None, right=(1, 1, 1, 1)):
-    rows = []
-    for i, text in enumerate(words):
-        node = {"id": 0, "parents": [], "text": "", "label": "question"}
-        rows.append({"id": str(i), "question_id": str(i), "question": text, "em": right[i], "gold": ["Bo"],
-                     "type": "", "answer": None, "problem": "", "nodes": [node], "trajectories": []})
+    node = {"id": 0, "parents": [], "text": "", "label": "question"}
+    shared = {"gold": ["Bo"], "type": "", "answer": None, "problem": "", "nodes": [node], "trajectories": []}
+    rows = [shared | {"id": str(i), "question_id": str(i), "question": text, "em": right[i]}
+            for i, text in enumerate(words)]
     path.mkdir()
     write_json(path / "config.json", {"name": path.name})
     em = sum(right) / 4
@@ -142,15 +141,14 @@ def test_a_run_is_read_once_no_other_process_writes_it(begun, tmp_path):
     cfg, _ = begun
     place = tmp_path / "runs/at2po/a"
 
-    def resumes(argv):
-        open_folder(cfg, "at2po", "a")
+    def said_by_another():
+        child = forked(lambda argv: open_folder(cfg, "at2po", "a"), out=tmp_path / "said")
+        child.join()
+        assert child.exitcode
+        return (tmp_path / "said").read_text()
 
     held = open_folder(cfg, "at2po", "a")
     (place / "config.json").write_text("half wr")  # nothing is read before it is known to be whole
-    child = forked(resumes, out=tmp_path / "out", err=tmp_path / "err")
-    child.join()
-    assert child.exitcode and "another process is writing to" in (tmp_path / "err").read_text()
+    assert "another process is writing to" in said_by_another()
     held.lock.close()
-    child = forked(resumes, out=tmp_path / "out", err=tmp_path / "err")
-    child.join()
-    assert "damaged" in (tmp_path / "err").read_text()
+    assert "damaged" in said_by_another()

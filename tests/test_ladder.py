@@ -12,7 +12,7 @@ import pytest
 
 import at2po
 from common import ladder, metrics
-from common.files import RunError
+from common.files import RunError, write_json, write_jsonl
 from common.report import mean_along
 from common.report.__main__ import compare
 
@@ -22,20 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 def finished(folder, ems, before, steps):
     """A run folder as a run leaves it."""
     folder.mkdir(parents=True)
-
-    def result(values):
+    for name, values in (("eval_test", ems), ("eval_test_before", before)):
         rows = [{"id": str(i), "em": em, "f1": em, "searches": 2 + em, "tokens": 9.0}
                 for i, em in enumerate(values)]
         mean = sum(values) / len(values)
         summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(rows)}
-        return {"summary": summary, "predictions": rows}
-
-    (folder / "eval_test.json").write_text(json.dumps(result(ems)))
-    (folder / "eval_test_before.json").write_text(json.dumps(result(before)))
-    (folder / "config.json").write_text("{}")
-    (folder / "trajectories.html").write_text("")
-    (folder / "metrics.json").write_text(json.dumps({"reward/mean": ["mean reward", "reward", "", ""]}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        write_json(folder / f"{name}.json", {"summary": summary, "predictions": rows})
+    write_json(folder / "config.json", {})
+    (folder / "trajectories.html").touch()
+    write_json(folder / "metrics.json", {"reward/mean": ["mean reward", "reward", "", ""]})
+    write_jsonl(folder / "metrics.jsonl", steps)
 
 
 def lines_of(path):
@@ -173,12 +169,9 @@ def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
 
 
 @pytest.mark.parametrize("args, words", [
-    ("at2po table9", "table9: the tables of at2po are table1, table2, table4"),
-    ("askit table1", "askit: there are tables of at2po, omne_r1"),
-    ("at2po table1 --seeds 0", "--seeds 0"),
-    ("at2po table1 -- --seed 1", "--seed after --: it is the ladder's"),
-    ("at2po table1 -- --name=x", "--name after --"),
-    ("at2po table1 -- --clip-low 2", "--clip-low 2.0: below 1"),
+    ("at2po table9", "table9: the tables of at2po are"), ("askit table1", "askit: there are tables of at2po"),
+    ("at2po table1 --seeds 0", "--seeds 0"), ("at2po table1 -- --seed 1", "--seed after --"),
+    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0"),
 ])
 def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
     with pytest.raises(SystemExit, match=words):

@@ -72,13 +72,9 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
             assert capsys.readouterr().out + shown == wanted
     rows = (Path(names["folder"]) / "at2po/ten/metrics.jsonl").read_text().splitlines()
     assert len(rows) == 10 and math.isfinite(json.loads(rows[-1])["train/loss"])
-    frame = value_of_page(names)
+    page = Path(names["folder"], "at2po/ten/trajectories.html").read_text(encoding="utf-8")
+    frame = names["Framed"](page)._repr_html_()
     assert frame.startswith("<iframe srcdoc=") and "&lt;script" in frame and "<script" not in frame
-
-
-def value_of_page(names):
-    page = names["Framed"](Path(names["folder"], "at2po/ten/trajectories.html").read_text(encoding="utf-8"))
-    return page._repr_html_()
 
 
 # ---------------------------------------------------------------- exercises

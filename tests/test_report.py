@@ -288,11 +288,23 @@ def test_a_tree_is_saved_as_a_picture_that_runs_nothing(tmp_path, shown):
     assert all(node.get("fill").startswith("rgb(") for node in shapes)
 
 
-def test_only_filters_that_tell_anything_are_shown(tmp_path, shown):
-    page = shown(make_run(tmp_path / "askit/x", [tree(0, (1,)), tree(3, (1,)) | {"type": "comparison"}]))
-    names = "where", "hops", "type", "outcome"
-    shown = {name: page.locator(f"#{name}").is_visible() for name in names}
-    assert shown == {"where": False, "hops": False, "type": True, "outcome": False}
+def test_filters_that_tell_something_a_prompt_that_stays_open_and_settings_that_were_changed(tmp_path, shown):
+    groups = [tree(i, (1,)) | {"type": kind, "prompt": f"<|system|> You are {i}. {ATTACK}"}
+              for i, kind in ((0, "bridge"), (3, "comparison"))]
+    run = make_run(tmp_path / "askit/x", groups)
+    config = {"lr": 1e-4, "steps": 6, "name": ATTACK, "changed": ["steps"], "run_id": "f00"}
+    (run / "config.json").write_text(json.dumps(config))
+    page = shown(run)
+    filters = {name: page.locator(f"#{name}").is_visible() for name in ("where", "hops", "type", "outcome")}
+    assert filters == {"where": False, "hops": False, "type": True, "outcome": False}
+    assert not page.get_by_text(groups[0]["prompt"]).is_visible()
+    page.locator("summary").click()
+    assert page.get_by_text(groups[0]["prompt"]).is_visible()
+    page.keyboard.press("j")
+    assert page.get_by_text(groups[1]["prompt"]).is_visible()
+    page.locator("#open-config").click()
+    assert page.locator("#config tr").all_inner_texts()[0].split() == ["steps", "6"]
+    assert page.locator("#config tr").count() == 3 and ATTACK in page.locator("#config").inner_text()
 
 
 def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, shown):
@@ -308,6 +320,8 @@ def test_evidence_is_marked_on_its_own_page_alone_and_can_be_read(tmp_path, show
     write_page(make_run(tmp_path / "at2po/x", [group]))
     for scheme in ("light", "dark"):
         page = shown(tmp_path / "at2po/x", color_scheme=scheme)
+        red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
+        assert (int(red) < 60) == (scheme == "dark")
         marks = page.locator("pre mark")
         assert marks.all_inner_texts() == ["Its founder was Ada Holt."] * 3
         before = "mark => mark.previousSibling.textContent.trimEnd().split('\\n').pop()"
@@ -327,16 +341,6 @@ def contrast(*colours):
         linear = [s / 12.92 if s <= .04045 else ((s + .055) / 1.055) ** 2.4 for s in shares]
         light.append(.2126 * linear[0] + .7152 * linear[1] + .0722 * linear[2] + .05)
     return max(light) / min(light)
-
-
-def test_the_prompt_can_be_read_and_stays_open(tmp_path, shown):
-    groups = [tree(i) | {"prompt": f"<|system|> You are {i}. {ATTACK}"} for i in range(2)]
-    page = shown(make_run(tmp_path / "at2po/x", groups))
-    assert not page.get_by_text(groups[0]["prompt"]).is_visible()
-    page.locator("summary").click()
-    assert page.get_by_text(groups[0]["prompt"]).is_visible()
-    page.keyboard.press("j")
-    assert page.get_by_text(groups[1]["prompt"]).is_visible()
 
 
 def test_a_point_of_a_curve_leads_to_its_step(tmp_path, shown):
@@ -419,16 +423,6 @@ def test_the_page_in_the_docs_is_small_and_opens_on_a_tree(shown):
     assert page.locator(".graph circle").count() > 10 and page.locator("figure").count() > 5
 
 
-def test_settings_that_are_not_the_paper_s_come_first(tmp_path, shown):
-    run = make_run(tmp_path / "at2po/x", [tree(0)])
-    config = {"lr": 1e-4, "steps": 6, "name": ATTACK, "changed": ["steps"], "run_id": "f00"}
-    (run / "config.json").write_text(json.dumps(config))
-    page = shown(run)
-    page.locator("#open-config").click()
-    assert page.locator("#config tr").all_inner_texts()[0].split() == ["steps", "6"]
-    assert page.locator("#config tr").count() == 3 and ATTACK in page.locator("#config").inner_text()
-
-
 def test_a_dag_with_several_parents_is_drawn(tmp_path, shown):
     g = tree(0, (1,))
     g["nodes"] = [
@@ -469,15 +463,6 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, shown, width):
     assert all(answer.replace(" ", "") in said.replace(" ", "").replace("\xa0", "") for answer in answers)
 
 
-@pytest.mark.parametrize("scheme, width", [("dark", 1400), ("light", 420)])
-def test_dark_and_narrow(tmp_path, shown, scheme, width):
-    page = shown(make_run(tmp_path / "at2po/x", [tree(0)]), color_scheme=scheme)
-    page.set_viewport_size({"width": width, "height": 800})
-    light = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
-    assert (light < 60) == (scheme == "dark")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing sticks out
-
-
 def test_five_hundred_trajectories_open(tmp_path, shown):
     predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
     run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
@@ -506,11 +491,6 @@ def test_odd_text_and_numbers_lose_nothing(tmp_path, shown, capsys):
     with open(run / "samples.jsonl", "a") as f:
         f.write('{"cut off')
     assert len(read_jsonl(run / "samples.jsonl")) == 3  # a kill leaves such a line
-    (run / "metrics.jsonl").write_text('{"broken\n{"step": 1}\n')
-    folder = RunFolder(tmp_path, "at2po", "x[bold]", {"lr": 1e-4, "name": ATTACK}, resume=True)
-    with pytest.raises(RunError, match="line 1 is not valid JSON"):
-        folder.rewind(5)
-    assert (run / "metrics.jsonl").read_text() == '{"broken\n{"step": 1}\n'
 
 
 def test_a_page_without_a_browser(tmp_path):
@@ -606,24 +586,15 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
 
 
-def exported(folder, ems, question="Who?"):
-    """A run with an evaluation before and after, as training leaves it."""
-    make_run(folder, [], rows=ROWS)
-    shared = {"question": question, "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x",
-              "problem": "", "searches": 1, "tokens": 9, "nodes": [], "trajectories": []}
-    for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
-        rows = [shared | {"id": f"q{i}", "em": em, "em_valid": em, "f1": em} for i, em in enumerate(values)]
-        result = {"summary": metrics.summarize(rows), "predictions": rows}
-        (folder / f"eval_test{suffix}.json").write_text(json.dumps(result))
-    return folder
-
-
 def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path, capsys):
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
             name = {"star": f"star-seed{seed}", "mygo": f"seed{seed}-mygo"}[method]
-            names.append(str(exported(tmp_path / "run" / name, values)))
+            folder = make_run(tmp_path / "run" / name, [], rows=ROWS)
+            for when, given in (("_before", [0] * 4), ("", values), ("_step3", values)):
+                evaluation(folder, f"test{when}", [{"id": str(i), "em": em} for i, em in enumerate(given)])
+            names.append(str(folder))
     comparison.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "over questions or, of several seeds, over seeds" in " ".join(said.split())

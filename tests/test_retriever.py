@@ -305,37 +305,38 @@ def test_the_form_on_the_wire(server, post):
         assert reply.status_code == 422 and reply.json()["detail"][0]["msg"], body
 
 
-def test_the_forms_of_other_agents(post):
-    rows = CORPUS[0], CORPUS[2]
-    a, c = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in rows)
-    assert post("/retrieve", query="Silent Harbor", topk=1) == {"result": [[a]]}  # SkyRL
-    assert post("/search", query="Silent Harbor", top_n=1) == [a]  # ReSearch
+A, C = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for row in (CORPUS[0], CORPUS[2]))
+
+
+@pytest.mark.parametrize("path, body, answer", [
+    ("/retrieve", {"query": "Silent Harbor", "topk": 1}, {"result": [[A]]}),  # SkyRL
+    # one bad query does not cost the others their answers
+    ("/retrieve", {"queries": ["Silent Harbor", "Ada " + "x" * 20_000, "Ada \ud800"], "topk": 1},
+     {"result": [[A], [C], [C]]}),
+    ("/search", {"query": "Silent Harbor", "top_n": 1}, [A]),  # ReSearch
+    ("/batch_search", {"query": ["Silent Harbor", "Ada"], "top_n": 1}, [[A], [C]]),
+    # R1-Searcher
+    ("/queries", {"queries": ["Ada"], "k": 1}, {"queries": ["Ada"], "answers": [[C["contents"]]]}),
+    # nobody searches
+    ("/retrieve", {"queries": [], "topk": 3, "return_scores": True}, {"result": []}),
+    ("/batch_search", {"query": []}, []), ("/queries", {"queries": []}, {"queries": [], "answers": []}),
+])
+def test_the_forms_of_other_agents(post, path, body, answer):
+    assert post(path, **body) == answer
+
+
+def test_search_gives_scores_beside_its_documents(post):
     documents, scores = post("/search", query="Silent Harbor", top_n=2, return_score=True)
-    assert documents[0] == a and scores[0] > scores[1] > 0
-    assert post("/batch_search", query=["Silent Harbor", "Ada"], top_n=1) == [[a], [c]]
-    answer = post("/queries", queries=["Ada"], k=1)  # R1-Searcher
-    assert answer == {"queries": ["Ada"], "answers": [[c["contents"]]]}
+    assert documents[0] == A and scores[0] > scores[1] > 0
 
 
-def test_search_r1s_empty_list_when_nobody_searches_is_answered(post):
-    assert post("/retrieve", queries=[], topk=3, return_scores=True) == {"result": []}
-    assert post("/batch_search", query=[]) == []
-    assert post("/queries", queries=[]) == {"queries": [], "answers": []}
-
-
-def test_a_count_of_null_or_0_is_the_default(post):
-    for count in (None, 0):
-        one = {"queries": ["Ada film"]}
-        assert post("/retrieve", **one, topk=count) == post("/retrieve", **one) == post(
-            "/retrieve", **one, topk=3)
-        assert post("/queries", **one, k=count) == post("/queries", **one)
-        assert post("/search", query="Ada film", top_n=count) == post("/search", query="Ada film", top_n=10)
-
-
-def test_one_bad_query_does_not_cost_the_others_their_answers(post):
-    overlong = "Ada " + "x" * 20_000
-    result = post("/retrieve", queries=["Silent Harbor", overlong, "Ada \ud800"], topk=1)["result"]
-    assert [hits[0]["id"] for hits in result] == ["a", "c", "c"]
+@pytest.mark.parametrize("path, asked, count", [
+    ("/retrieve", {"queries": ["Ada film"]}, "topk"), ("/queries", {"queries": ["Ada film"]}, "k"),
+    ("/search", {"query": "Ada film"}, "top_n")])
+def test_a_count_of_null_or_0_is_the_default(post, path, asked, count):
+    default = post(path, **asked)
+    assert default == post(path, **asked | {count: 3})
+    assert default == post(path, **asked | {count: None}) == post(path, **asked | {count: 0})
 
 
 class Slow:
@@ -744,11 +745,7 @@ def test_lists_are_found_behind_a_transform_and_an_index_that_cannot_be_is_refus
 
 @pytest.mark.parametrize("left_out", ["", "modules.json"])
 def test_an_encoder_in_a_folder_asks_no_network_whatever_its_name(left_out, tmp_path, monkeypatch):
-    folder = tmp_path / "owner/encoder"
-    folder.mkdir(parents=True)
-    for path in Path(minilm()).iterdir():
-        if path.name != left_out:
-            (folder / path.name).symlink_to(path)
+    copied_minilm(tmp_path / "owner/encoder", left_out)
     asked = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: asked.append(host) or [])
     monkeypatch.chdir(tmp_path)
@@ -801,7 +798,7 @@ def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
 
 
 def copied_minilm(folder, left_out="", **settings):
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for path in Path(minilm()).iterdir():
         if path.name not in (left_out, "config_sentence_transformers.json"):
             (folder / path.name).symlink_to(path)

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from common import rollout
 from common.data import Question
 from common.gpu import tree_attention
-from common.model import token_logprobs
+from common.model import token_logprobs, token_values
 from common.rollout import Trajectory, Turn, collate
 from common.world import tiny
 
@@ -120,19 +120,15 @@ def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
 
 
 @pytest.mark.parametrize("trees, pack_tokens", [(tree(), 11), (long_trees(0, 9), 900)], ids=["one", "many"])
-def test_flex_attention_computes_what_the_dense_mask_does(model, trees, pack_tokens):
+def test_flex_attention_computes_what_the_dense_mask_does(model, trees, pack_tokens, monkeypatch):
     b = collate(rollout.prefix_order(trees), pack_tokens=pack_tokens)
     if pack_tokens > 11:  # blocks that are skipped, computed whole, computed in part
         made = tree_attention.block_mask(b.end, tree_attention.padded_length(b.end.shape[1]))
         assert made.full_kv_num_blocks.sum() > 0 and made.sparsity() > 30
     with torch.no_grad():
         dense = token_logprobs(model, b)
-        model.config._attn_implementation = "tree"
-        try:
-            tree_form = token_logprobs(model, b)
-        finally:
-            model.config._attn_implementation = "sdpa"
-    assert (tree_form - dense).abs().max() < 1e-5
+        monkeypatch.setattr(model.config, "_attn_implementation", "tree")
+        assert (token_logprobs(model, b) - dense).abs().max() < 1e-5
 
 
 def test_packs_are_closed_and_micro_batches_cover_everything():
@@ -180,18 +176,15 @@ def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
 
 
 def test_token_logprobs_equal_a_plain_forward(model):
-    t = three_turns()
-    b = collate([t])
-    logits = model(b.input_ids).logits[0].double() / 0.7
-    expected = torch.tensor([
-        float(logits[i - 1].detach().log_softmax(-1)[b.input_ids[0, i]]) if b.response_mask[0, i] else 0.0
-        for i in range(9)
-    ])
-    torch.testing.assert_close(token_logprobs(model, b, 0.7)[0], expected.float(), atol=1e-5, rtol=1e-5)
+    b = collate([three_turns()])
+    logprobs = (model(b.input_ids).logits[0, :-1].double() / 0.7).log_softmax(-1)
+    own = logprobs.gather(1, b.input_ids[0, 1:, None])[:, 0].float()
+    expected = torch.where(b.response_mask[0, 1:], own, 0.0)
+    torch.testing.assert_close(token_logprobs(model, b, 0.7)[0, 1:], expected, atol=1e-5, rtol=1e-5)
 
 
 class Echo:
-    """An engine that answers `n` ids per request, a step a batch."""
+    """An engine that answers a request with the sum of its ids, a step a batch."""
 
     def __init__(self):
         self.waiting, self.batches = [], []
@@ -207,7 +200,8 @@ class Echo:
         batch, self.waiting = self.waiting, []
         self.batches.append(len(batch))
         for ids, future in batch:
-            future.set_result(sum(ids))
+            if not future.done():
+                future.set_result(sum(ids))
 
 
 class Words:
@@ -270,30 +264,10 @@ def test_seeds_are_stable():
 
 # ---- where a loop runs already, as in a notebook's cell
 
-class Slow:
-    """An engine of one token a step."""
-
-    def __init__(self):
-        self.waiting = []
-
-    @property
-    def busy(self):
-        return bool(self.waiting)
-
-    async def generate(self):
-        future = asyncio.get_running_loop().create_future()
-        self.waiting.append(future)
-        return await future
-
-    def step(self):
-        future = self.waiting.pop()
-        if not future.done():
-            future.set_result(7)
-
 
 async def three(engine, ended):
     try:
-        return [await engine.generate() for _ in range(3)]
+        return [await engine.generate([3, 4]) for _ in range(3)]
     finally:
         ended.append("ended")
 
@@ -304,43 +278,43 @@ def in_a_cell(function):
     return asyncio.run(cell())
 
 
+def ended_by(error, engine, *others):
+    """Which agents have ended when a cell that runs them has failed."""
+    def cell():
+        with pytest.raises(error):
+            rollout.run_agents([three(engine, ended), *others], engine, rollout.BatchedSearch(None))
+
+    ended = []
+    in_a_cell(cell)
+    return ended
+
+
 def test_agents_run_in_a_cell_of_a_notebook():
     def cell():
-        engine, ended = Slow(), []
+        engine, ended = Echo(), []
         agents = [three(engine, ended) for _ in range(2)]
         return rollout.run_agents(agents, engine, rollout.BatchedSearch(None)), ended
     assert in_a_cell(cell) == ([[7] * 3] * 2, ["ended"] * 2)
+
+
+class Endless(Echo):
+    def step(self):
+        time.sleep(.001)
 
 
 def test_an_exception_in_a_cell_comes_out_and_ends_the_agents():
     async def fails():
         raise KeyError("mine")
 
-    def cell():
-        engine = Slow()
-        with pytest.raises(KeyError, match="mine"):
-            rollout.run_agents([three(engine, ended), fails()], engine, rollout.BatchedSearch(None))
-    ended = []
-    in_a_cell(cell)
-    assert ended == ["ended"]
+    assert ended_by(KeyError, Echo(), fails()) == ["ended"]
 
 
 def test_ctrl_c_in_a_cell_ends_the_agents(monkeypatch):
     def interrupted(self, timeout=None):
         raise KeyboardInterrupt
 
-    class Endless(Slow):
-        def step(self):
-            time.sleep(.001)
-
-    def cell():
-        monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
-        engine = Endless()
-        with pytest.raises(KeyboardInterrupt):
-            rollout.run_agents([three(engine, ended)], engine, rollout.BatchedSearch(None))
-    ended = []
-    in_a_cell(cell)
-    assert ended == ["ended"]
+    monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+    assert ended_by(KeyboardInterrupt, Endless()) == ["ended"]
 
 
 def test_the_walkthrough_runs_in_a_cell():
@@ -356,7 +330,6 @@ def test_the_walkthrough_runs_in_a_cell():
 
 
 def test_v_reads_the_state_before_a_token():
-    from common.model import token_values
     places = torch.arange(9.0).view(1, 9, 1)
     batch = collate([three_turns()])
     assert token_values(torch.nn.Identity(), batch, places).tolist() == [[0, 0, 1, 2, 0, 4, 5, 6, 7]]
@@ -379,9 +352,5 @@ def test_nobody_asks_for_the_repr_of_what_agents_return():
     async def agent():
         return Tree()
 
-    class Idle:
-        busy = False
-
-    search = rollout.BatchedSearch(None)
-    done = rollout.run_agents([agent() for _ in range(3)], Idle(), search)
+    done = rollout.run_agents([agent() for _ in range(3)], Echo(), rollout.BatchedSearch(None))
     assert [type(tree) for tree in done] == [Tree] * 3 and not asked

@@ -4,6 +4,7 @@ and refuses in one line what it cannot go on from."""
 import json
 import math
 import random
+import re
 import shutil
 import time
 from dataclasses import asdict
@@ -67,9 +68,8 @@ def begin(out, *flags):
 
 
 def refuse(message, out, *flags):
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=re.escape(message)):
         begin(out, *flags)
-    assert stop.value.code not in (0, None) and message in str(stop.value.code), stop.value.code
 
 
 def rows(folder, name="metrics.jsonl"):
@@ -281,15 +281,17 @@ def test_a_value_of_another_form_changes_nothing_or_is_one_line(tmp_path, monkey
     folder = tmp_path / "runs/at2po/a"
     names = sorted(str(file.relative_to(whole)) for file in whole.rglob("*.json*"))
     refused = set()
-    damages = [("", None, ())]
+    shutil.copytree(whole, folder)
+    opened.clear()
+    read_everything(folder, cfg, other)
+    damages = []
     for name in names:
         of_file = list(other_forms(json.loads((whole / name).read_text())))
         damages += [(name, *damage) for damage in random.Random(name).sample(of_file, 8)]
     for name, damaged, place in damages:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder)
         shutil.copytree(whole, folder)
-        if name:
-            (folder / name).write_text(json.dumps(damaged) + "\n")
+        (folder / name).write_text(json.dumps(damaged) + "\n")
         opened.clear()
         try:
             read_everything(folder, cfg, other)

@@ -49,9 +49,9 @@ def rows(path, drop=("time/",)):
     return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in read_jsonl(path)]
 
 
-def refuse(message, *args):
+def refuse(message, *args, script=at2po):
     with pytest.raises(SystemExit) as stop:
-        at2po.main([*map(str, args)])
+        script.main([*map(str, args)])
     assert stop.value.code not in (0, None)
     assert message in str(stop.value.code), stop.value.code
 
@@ -389,12 +389,13 @@ def test_the_search_limit_is_announced_once(play):
 def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     """The ids "<th" + "ink>" spell a tag whose own encoding is one id; training must see what was sampled."""
     tokenizer = models.load_tokenizer(qwen)
-    odd = [
-        i
-        for part in ("<th", "ink>a</th", "ink><answer>\\box", "ed{x}</answer>")
-        for i in tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+    def encoded(*parts):
+        return [i for part in parts for i in tokenizer(part, add_special_tokens=False)["input_ids"]]
+
+    odd = encoded("<th", "ink>a</th", "ink><answer>\\box", "ed{x}</answer>")
     text = tokenizer.decode(odd)
-    assert tokenizer(text, add_special_tokens=False)["input_ids"] != odd and text.startswith("<think>")
+    assert encoded(text) != odd and text.startswith("<think>")
     turn = at2po.Turn(odd, [-0.1] * len(odd), "</answer>", text)
     batch = rollout.collate([at2po.Trajectory("q", [1, 2], [turn])])
     assert batch.target.tolist() == odd and batch.input_ids[0, batch.response_mask[0]].tolist() == odd
@@ -497,21 +498,22 @@ def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_p
     assert said.startswith("interrupted; ") and "trainer.json is damaged" in said
 
 
-def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
+@pytest.mark.parametrize("flags, names, learned", [
+    ("--data 2wiki", ["2wiki-heldout"], 10), ("--data nq --eval-only", ["nq"], 0),
+    *((f"--data {name}", at2po.PAPER_EVAL.split(","), 20) for name in ("hotpotqa", "hotpotqa-train", "nq"))])
+def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(flags, names, learned, monkeypatch):
     def rows(*_, role="evaluation", **__):
         context = [["T", ["s"]]]
         return [data.Question(str(i), f"Who is {role} {i}?", ["Ada"], context=context) for i in range(20)]
 
-    def loaded(*flags):
-        cfg = at2po.parse_args(["--model", "x", "--corpus", "contexts", "--retriever", "bm25", *flags])
-        split, evals = splits.load_splits(cfg, at2po.PAPER_EVAL)
-        return split and len(split.questions), [s.name for s in evals]
-
     monkeypatch.setattr(splits.data, "load_questions", rows)
-    assert loaded("--data", "2wiki") == (10, ["2wiki-heldout"])
-    for name in ("hotpotqa", "hotpotqa-train", "nq"):
-        assert loaded("--data", name)[1] == at2po.PAPER_EVAL.split(",")
-    assert loaded("--data", "nq", "--eval-only")[1] == ["nq"]
+    cfg = at2po.parse_args([*"--model x --corpus contexts --retriever bm25".split(), *flags.split()])
+    split, evals = splits.load_splits(cfg, at2po.PAPER_EVAL)
+    questions = split.questions if split else []
+    assert ([s.name for s in evals], len(questions)) == (names, learned)
+
+
+def test_a_set_s_name_is_none_of_an_evaluation_before_training():
     with pytest.raises(data.DataError, match="rename"):
         splits.set_name("x_before.jsonl")
 
@@ -521,15 +523,11 @@ def test_a_held_out_tenth_is_not_called_by_the_benchmarks_name(monkeypatch):
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
 def test_what_can_be_refused_is_refused_before_any_data_is_read(
         tmp_path, monkeypatch, qwen, script, name, stage):
-    def read(*_, **__):
-        raise AssertionError("data were read first")
-
-    monkeypatch.setattr(script.splits, "load_splits", read)
-    if script is mygo_mujica:
-        monkeypatch.setattr(mygo_mujica, "load_splits", read)
+    for module in (script.splits, mygo_mujica):
+        monkeypatch.setattr(module, "load_splits", lambda *_, **__: pytest.fail("data were read first"))
     folder = tmp_path / script.__name__ / name
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dict.fromkeys(vars(script.Config()), "another")))
+    files.write_json(folder / "config.json", dict.fromkeys(vars(script.Config()), "another"))
     for message, flags in (
         ("exists: choose another --name", ["--model", qwen]),
         ("was started with", ["--model", qwen, "--resume"]),
@@ -537,48 +535,41 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(
         ("without config.json", ["--model", tmp_path, "--name", "b"]),
         ("no such folder here", ["--model", "nothere", "--ask", "Who?"]),
         ("needs --model", ["--data", "q.json", "--name", "b"])):
-        with pytest.raises(SystemExit) as stop:
-            script.main([*stage, "--name", "a", "--out", str(tmp_path), *map(str, flags)])
-        assert message in str(stop.value.code), stop.value.code
+        refuse(message, *stage, "--name", "a", "--out", tmp_path, *flags, script=script)
 
 
-def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [
+    "nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"])
+def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path, monkeypatch):
     from huggingface_hub import HfApi
 
-    def asked(*_, **__):
-        raise AssertionError("the hub was asked")
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(HfApi, "repo_info", asked)
+    monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: pytest.fail("the hub was asked"))
     (tmp_path / "runs").mkdir()
-    for name in ("nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"):
-        with pytest.raises(files.HubError, match="no such folder here"):
-            files.locate(name)
+    with pytest.raises(files.HubError, match="no such folder here"):
+        files.locate(name)
 
 
-def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(monkeypatch):
+@pytest.mark.parametrize("error, said", [
+    ("GatedRepoError", "accept its terms"), ("RepositoryNotFoundError", "check the spelling"),
+    (OSError("no route"), r"cannot be reached \(OSError\).*HF_HUB_OFFLINE"), ("", "HF_HUB_OFFLINE is set")])
+def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, said, monkeypatch):
     from huggingface_hub import HfApi, errors
 
-    raised = []
+    asked = []
 
-    def told(error):
-        def repo_info(*_, **__):
-            raised.append(error)
-            raise error
+    def repo_info(*_, **__):
+        asked.append(error)
+        raise error
 
-        monkeypatch.setattr(HfApi, "repo_info", repo_info)
-        with pytest.raises(files.HubError) as stop:
-            files.locate("somebody/some-model")
-        return str(stop.value)
-
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    response = SimpleNamespace(headers={}, request=None, status_code=404)
-    assert "accept its terms" in told(errors.GatedRepoError("x", response=response))
-    assert "check the spelling" in told(errors.RepositoryNotFoundError("x", response=response))
-    said = told(OSError("no route"))
-    assert "cannot be reached (OSError)" in said and "HF_HUB_OFFLINE" in said and len(raised) == 3
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE is set" in told(OSError()) and len(raised) == 3
+    if isinstance(error, str) and error:
+        response = SimpleNamespace(headers={}, request=None, status_code=404)
+        error = getattr(errors, error)("x", response=response)
+    monkeypatch.setattr(HfApi, "repo_info", repo_info)
+    monkeypatch.setenv("HF_HUB_OFFLINE", str(int(not error)))
+    with pytest.raises(files.HubError, match=said):
+        files.locate("somebody/some-model")
+    assert len(asked) == bool(error)
 
 
 def test_a_question_drawn_twice_gets_two_trees(qwen):
@@ -635,14 +626,13 @@ def test_a_checkpoint_brings_neither_code_nor_pickles(tmp_path):
     tiny.tiny_model(tokenizer, width=32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(
-        config
-        | {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}))
+    code = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    files.write_json(folder / "config.json", config | {"model_type": "evil", "auto_map": code})
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(ModelError):
         models.load_model(folder)
     assert not (tmp_path / "ran").exists()
-    (folder / "config.json").write_text(json.dumps(config))
+    files.write_json(folder / "config.json", config)
     torch.save(load_file(str(folder / "model.safetensors")), folder / "pytorch_model.bin")
     models.load_model(folder)
     (folder / "model.safetensors").unlink()

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import re
 
 import pytest
 
 import at2po
 import bi_rar
 import mygo_mujica
-from common import chat, rollout
+from common import chat, metrics, rollout
 from common.files import RunError, read_jsonl
 from common.rollout import PLACE
 from common.serve import chat_client, served
@@ -132,11 +131,12 @@ def test_how_an_answer_ended():
     assert served.ending("no tag", stops) == "" and served.ending("<search> a", ()) == ""
 
 
-def test_a_cut_answer_is_one_without_its_stop(files):
-    model = Model({"finish_reason": "length", "message": {"content": "<search> Red"}})
-    evaluate(at2po, files, model.url)
+@pytest.mark.parametrize("ended", [
+    {"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason": None}])  # which is believed
+def test_a_cut_answer_is_one_without_its_stop(files, ended):
+    evaluate(at2po, files, Model(ended | {"message": {"content": "<search> Red Hill"}}).url)
     (row,) = summary(files, "at2po", "e")["predictions"]
-    assert row["em"] == 0 and row["searches"] == 0
+    assert row["em"] == 0 and row["searches"] == 0 and row["problem"]
 
 
 def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resume(files, capsys):
@@ -153,13 +153,6 @@ def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resum
     assert summary(files, "at2po", "e")["summary"]["em"] == 1
 
 
-def test_a_server_that_says_what_ended_a_text_is_believed(files):
-    unclosed = {"finish_reason": "stop", "stop_reason": None, "message": {"content": "<search> Red Hill"}}
-    evaluate(at2po, files, Model(unclosed).url)
-    (row,) = summary(files, "at2po", "e")["predictions"]
-    assert row["searches"] == 0 and row["problem"]
-
-
 @pytest.mark.parametrize("answer, message", [
     ((400, "no such field"), "refused the request"),
     ((401, ""), "OPENAI_API_KEY"),
@@ -167,9 +160,8 @@ def test_a_server_that_says_what_ended_a_text_is_believed(files):
     ((200, '{"choices": []}'), "not as an OpenAI-compatible service does"),
 ])
 def test_a_service_that_cannot_be_used_is_one_line(files, answer, message):
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match=message):
         evaluate(at2po, files, Model(answer).url)
-    assert re.search(message, stop.value.code)
 
 
 def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkeypatch):
@@ -230,7 +222,6 @@ def test_who_was_begun_first_is_asked_for_first(monkeypatch):
 
 
 def test_rewards_of_open_questions_by_what_was_read():
-    from common import metrics
     def row(em, read, kind="bridge"):
         return {"em": em, "f1": em, "searches": 1, "tokens": 9, "problem": "", "type": kind, "hops": 2,
                 "read": read, "gold": ["x"]}

@@ -80,10 +80,22 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def demonstrated(row, top_k=1):
+def asked(row, *others):
+    """A record as a Question, and an index of its pages, or of others."""
     question = data.parse_question(row)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    return demonstrations.demonstrate(question, index, top_k)[0]
+    return question, retriever.make_retriever("bm25", [*others] or data.pool_contexts([question]))
+
+
+def demonstrated(row):
+    return demonstrations.demonstrate(*asked(row), 1)[0]
+
+
+def planner_of(row, small):
+    """MUJICA's planner as it is shown this question."""
+    question, index = asked(row)
+    place = mygo_mujica.Place("train", [question], index)
+    tokenizer, cfg = models.load_tokenizer(small), mygo_mujica.Config(top_k=1)
+    return mygo_mujica.demonstration(tokenizer, question, demonstrated(row), place, cfg)[0]
 
 
 def test_each_data_set_s_evidence_becomes_searches_and_findings():
@@ -111,54 +123,39 @@ def test_a_thought_quotes_a_few_words_around_what_is_needed_next(small):
     assert demo.thoughts()[1:] == [
         "on end and it was much later that she wrote Red Hill … Now I need Red Hill.",
         "it was much later that Red Hill was made by Bo Moss … So the answer is Bo Moss."]
-    question = data.parse_question(row)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    place = mygo_mujica.Place("train", [question], index)
-    tokenizer = models.load_tokenizer(small)
-    planner, *_ = mygo_mujica.demonstration(tokenizer, question, demo, place, mygo_mujica.Config(top_k=1))
-    said = planner.turns[-1].text
+    said = planner_of(row, small).turns[-1].text
     assert "Bo Moss … So the answer is Bo Moss." in said and len(said.split()) < 30
 
 
 def test_a_page_is_looked_for_in_several_spellings():
-    asked = data.parse_question(HOTPOT | {"question": "Who directed the film that Ann Eve Lee wrote?"})
-    pages = data.pool_contexts([asked])
+    row = HOTPOT | {"question": "Who directed the film that Ann Eve Lee wrote?"}
     other = {"id": "x", "title": "Ann Lee Red Hill", "text": "Ann Lee, Ann Lee; Red Hill, Red Hill."}
-    index = retriever.make_retriever("bm25", [*pages, other])
+    question, index = asked(row, *data.pool_contexts([data.parse_question(row)]), other)
     assert index.search(["Red Hill"], 1)[0][0].title == "Ann Lee Red Hill"
-    demo, problem = demonstrations.demonstrate(asked, index, 1)
+    demo, problem = demonstrations.demonstrate(question, index, 1)
     assert not problem and demo.queries() == ["Ann Lee directed film that wrote", "Red Hill (film)"]
 
 
-def test_a_page_has_to_be_found_and_its_name_to_be_known():
-    question = data.parse_question(WIKI)
-    other = [{"id": "0", "title": "Cy Nord place of birth Wet Wood director", "text": "Wet Wood director"}]
-    demo, problem = demonstrations.demonstrate(question, retriever.make_retriever("bm25", other), 1)
-    assert demo is None and problem == "the retriever does not find a gold page"
-    nowhere = HOTPOT | {"context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote a film."]],
-                                    HOTPOT["context"][1]]}
-    question = data.parse_question(nowhere)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    assert demonstrations.demonstrate(question, index, 1)[1] == "a page that nothing read before names"
-    bare = data.parse_question({"question": "Who?", "answer": "Bo"})
-    assert demonstrations.demonstrate(bare, index, 1)[1] == "no gold evidence that can be followed"
+OFF_TOPIC = {"id": "0", "title": "Cy Nord place of birth Wet Wood director", "text": "Wet Wood director"}
+NOT_READ = "what a page should say is not in what is read of it"
+CY_NORTH = [[name.replace("Nord", "North") for name in triple] for triple in WIKI["evidences"]]
 
 
-def test_what_is_claimed_has_to_be_read_and_is_told_when_it_was():
-    other = json.loads(json.dumps(WIKI))
-    other["evidences"][0][2] = other["evidences"][1][0] = "Cy North"    # the page says Cy Nord
-    question = data.parse_question(other)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    told = "what a page should say is not in what is read of it"
-    assert demonstrations.demonstrate(question, index, 1) == (None, told)
-    question = data.parse_question(WIKI)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    assert demonstrations.demonstrate(question, index, 1, max_passage=1000)[1] == ""
-    assert demonstrations.demonstrate(question, index, 1, max_passage=20)[1] == told
-    # what a page read before says of what was found since is told behind that
-    back = json.loads(json.dumps(WIKI))
-    back["evidences"].append(["Wet Wood", "year", "1999"])
-    thoughts = demonstrated(back).thoughts()
+@pytest.mark.parametrize("row, others, most, problem", [
+    (WIKI, [OFF_TOPIC], 1000, "the retriever does not find a gold page"),
+    (HOTPOT | {"context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote a film."]], HOTPOT["context"][1]]},
+     [], 1000, "a page that nothing read before names"),
+    ({"question": "Who?", "answer": "Bo"}, [OFF_TOPIC], 1000, "no gold evidence that can be followed"),
+    (WIKI | {"evidences": CY_NORTH}, [], 1000, NOT_READ), (WIKI, [], 20, NOT_READ), (WIKI, [], 1000, ""),
+])
+def test_pages_are_found_and_named_before_and_what_is_claimed_is_read(row, others, most, problem):
+    demo, why = demonstrations.demonstrate(*asked(row, *others), 1, max_passage=most)
+    assert why == problem and (demo is None) == bool(problem)
+
+
+def test_what_a_page_read_before_says_of_what_was_found_since_is_told_behind_that():
+    row = WIKI | {"evidences": [*WIKI["evidences"], ["Wet Wood", "year", "1999"]]}
+    thoughts = demonstrated(row).thoughts()
     assert thoughts[1].startswith("The director of Wet Wood is Cy Nord. Now") and "1999" not in thoughts[1]
     assert "Oslo. The year of Wet Wood is 1999. So the answer" in thoughts[2]
 
@@ -183,25 +180,18 @@ def test_what_is_left_out_is_counted_by_its_reason(small):
 
 
 def test_what_the_agent_could_not_finish_is_not_demonstrated(tmp_path, small, capsys):
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI])
-    given = [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--out",
-             str(tmp_path), "--warmup-data", file, "--eval-only"]
     for flag, value in (("--max-searches", "1"), ("--max-response", "60")):
         with pytest.raises(SystemExit):
-            at2po.main([*given, flag, value])
+            at2po.main(command(tmp_path, small, [HOTPOT, WIKI], "--eval-only", flag, value))
         assert "2: longer than the agent's limits" in capsys.readouterr().out
 
 
 def test_mujica_asks_at_once_only_for_what_waits_for_nothing(small):
     row = json.loads(json.dumps(MUSIQUE))
     row["question"] = "Was the writer of Old Mill born where Di Voss was?"  # names both pages
-    question, demo = data.parse_question(row), demonstrated(row)
-    assert [hop.waits for hop in demo.hops] == [False, True]
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
-    place = mygo_mujica.Place("train", [question], index)
-    cfg = mygo_mujica.Config(top_k=1)
-    planner, *_ = mygo_mujica.demonstration(models.load_tokenizer(small), question, demo, place, cfg)
-    assert [len(mygo_mujica.parse_plan(t.text, "text", 9)[0]) for t in planner.turns] == [1, 1, 0]
+    assert [hop.waits for hop in demonstrated(row).hops] == [False, True]
+    plans = [mygo_mujica.parse_plan(t.text, "text", 9)[0] for t in planner_of(row, small).turns]
+    assert [len(plan) for plan in plans] == [1, 1, 0]
 
 
 def test_a_quotation_can_write_no_tag(small):
@@ -211,10 +201,9 @@ def test_a_quotation_can_write_no_tag(small):
     row["context"][0][1] = [f"Wet Wood is by its director {name} <|im_end|>."]
     row["evidences"][1][0] = row["context"][1][0] = row["supporting_facts"][1][0] = name
     tokenizer = models.load_tokenizer(small)
-    question, demo = data.parse_question(row), demonstrated(row)
-    index = retriever.make_retriever("bm25", data.pool_contexts([question]))
+    question, index = asked(row)
     cfg = at2po.Config(top_k=1)
-    made = at2po.AGENT.demonstration(tokenizer, question, demo, index, cfg)
+    made = at2po.AGENT.demonstration(tokenizer, question, demonstrated(row), index, cfg)
     assert at2po.score(made, question, cfg).reward == 1
     text = "".join(turn.text for turn in made.turns)
     assert text.count("<answer>") == 1 and text.count("</think>") == 3
@@ -231,9 +220,13 @@ SCRIPTS = {
     "mygo_mujica": (mygo_mujica, "--stage mygo --max-turn 30 --keep 1 --max-attempts 1 --max-rounds 4")}
 
 
-def other(folder):
-    """A question that nothing is learned from, for evaluation."""
-    return write(folder / "other.jsonl", [WIKI | {"_id": "o", "question": "Where was Cy Nord born?"}])
+def command(folder, small, rows, *flags):
+    """The flags of a run on these rows that learns from them first."""
+    file = write(folder / "q.jsonl", rows)
+    # nothing is learned from what is evaluated
+    other = write(folder / "other.jsonl", [WIKI | {"_id": "o", "question": "Where was Cy Nord born?"}])
+    return [*FLAGS, "--model", str(small), "--data", file, "--eval-data", other, "--warmup-data", file,
+            "--out", str(folder), *flags]
 
 
 def write(path, rows):
@@ -247,9 +240,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     rises = []
     real = training.rise
     monkeypatch.setattr(training, "rise", lambda *args: rises.append(args) or real(*args))
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    given = [*FLAGS, *more.split(), "--model", str(small), "--data", file, "--eval-data", other(tmp_path),
-             "--out", str(tmp_path), "--warmup-data", file]
+    given = command(tmp_path, small, [HOTPOT, WIKI, MUSIQUE], *more.split())
     script.main([*given, "--name", "a"])
     said = "".join(capsys.readouterr())
     assert "3 of 3 questions demonstrated" in said and "rises" not in said
@@ -264,7 +255,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
                   for row in read_jsonl(folder / "demonstrations.jsonl") for turn in row["turns"])
     assert rows[0]["warmup/tokens"] >= learned / 3  # (ends of messages are learned too)
     started = (tmp_path / name).glob("a*/config.json")
-    assert all(json.loads(f.read_text())["warmup_data"] == file for f in started)
+    assert all(json.loads(f.read_text())["warmup_data"] == str(tmp_path / "q.jsonl") for f in started)
     # the second time it is there
     script.main([*given, "--name", "b"])
     assert "warm-up | step" not in capsys.readouterr().out
@@ -312,9 +303,8 @@ def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
     assert said(.86) is said(.86, .83) is said(.9, .8, .85, .6, .7, .45, .5, .1, .2, .01, .06) is None
     assert said(.86, .83, 1.42).startswith("the loss rises, from 0.84 to 1.13")
     assert said(1.1, .4, .3, .2, .5, .7, .9, 1.2) and said(6.2, 1.3, .2, .04, .3, .6, .3) is None
-    file = write(tmp_path / "q.jsonl", [HOTPOT, WIKI, MUSIQUE])
-    at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path), "--eval-only",
-                "--warmup-data", file, "--warmup-lr", "1", "--max-response", "600", "--out", str(tmp_path)])
+    at2po.main(command(tmp_path, small, [HOTPOT, WIKI, MUSIQUE], "--eval-only", "--warmup-lr", "1",
+                       "--max-response", "600"))
     assert "guard loss: the loss rises" in "".join(capsys.readouterr())
 
 
@@ -337,10 +327,8 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
         turns = warmup.of_conversation(tokenizer, row, reply, ends).turns
         ended[ends] = [turn.ids[-1] == tokenizer.eos_token_id for turn in turns]
     assert ended == {"none": [False, False], "last": [False, True], "all": [True, True]}
-    file = write(tmp_path / "c.jsonl", [row])
-    at2po.main([*FLAGS, "--model", str(small), "--data", write(tmp_path / "q.jsonl", [HOTPOT]), "--eval-data",
-                other(tmp_path), "--warmup-data", file, "--eval-only", "--max-response", "20",
-                "--out", str(tmp_path), "--name", "c"])
+    at2po.main(command(tmp_path, small, [HOTPOT], "--warmup-data", write(tmp_path / "c.jsonl", [row]),
+                       "--eval-only", "--max-response", "20", "--name", "c"))
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert json.loads((folder / "config.json").read_text())["demonstrations"] == 1
 
@@ -356,12 +344,10 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
     assert any(not torch.equal(before[k], after[k]) for k in before)
 
 
-def test_a_file_without_evidence_is_one_line(tmp_path, small, capsys):
-    file = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}])
-    with pytest.raises(SystemExit) as stop:
-        at2po.main([*FLAGS, "--model", str(small), "--data", file, "--eval-data", other(tmp_path),
-                    "--warmup-data", file, "--out", str(tmp_path)])
-    assert "nothing to learn from" in str(stop.value.code)
+def test_a_file_without_evidence_is_one_line(tmp_path, small):
+    row = {"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}
+    with pytest.raises(SystemExit, match="nothing to learn from"):
+        at2po.main(command(tmp_path, small, [row]))
 
 
 # ---------------------------------------------------------------- real questions
@@ -404,23 +390,16 @@ def tiny_gguf(file, head):
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens += ["ab", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     writer = writer_of.GGUFWriter(file, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(16)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(8)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (len(tokens) - 3) + [3, 3, 3])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(len(tokens) - 2)
-    writer.add_eos_token_id(len(tokens) - 1)
-    writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m['role'] }}{{ m['content'] }}<|im_end|>"
-                             "{% endfor %}<|im_start|>")
+    settings = {
+        "context_length": 64, "embedding_length": 16, "block_count": 1, "feed_forward_length": 32,
+        "head_count": 2, "head_count_kv": 1, "rope_dimension_count": 8, "layer_norm_rms_eps": 1e-5,
+        "vocab_size": len(tokens), "tokenizer_model": "gpt2", "token_list": tokens,
+        "token_types": [1] * (len(tokens) - 3) + [3, 3, 3], "token_merges": ["a b"],
+        "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1,
+        "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}{{ m['content'] }}<|im_end|>"
+                         "{% endfor %}<|im_start|>"}
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
     shapes = {"attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16), "attn_output": (16, 16),
               "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
     embedding = numbers(len(tokens), 16)
