@@ -106,12 +106,11 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        keeps = memory.check(cfg, source, frozen, trains)
+        recomputes = memory.check(cfg, source, frozen, trains)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
-            source, lora, precision=cfg.precision, frozen=not trains and not whole,
-            gradient_checkpointing="off" if keeps else "auto")
+            source, lora, recomputes=recomputes, precision=cfg.precision, frozen=not trains and not whole)
         say(models.describe(source, model))
         if trains and not whole:
             distributed.shard(model)
