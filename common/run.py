@@ -431,12 +431,6 @@ def warn_of_unknown_words(tokenizer, questions):
              "nothing here")
 
 
-def show_turn(turn):
-    """A turn on the terminal, while its trajectory is played."""
-    console.print(plain(turn.text))
-    console.print(f"  [dim]{plain(turn.observation[:600])}[/dim]")
-
-
 # ---------------------------------------------------------------- beginning and end of a program
 
 @contextmanager
