@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain
-from common.run import show_turn
+
+
+def show_turn(turn):
+    """On the terminal, while its trajectory is played."""
+    console.print(plain(turn.text))
+    console.print(f"  [dim]{plain(turn.observation[:600])}[/dim]")
 
 
 @dataclass(frozen=True)

@@ -65,14 +65,13 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointing="auto", precision="auto",
-               frozen=False):
+def load_model(name, lora=0, device=None, attention="auto", recomputes=False, precision="auto", frozen=False):
     """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
         GPU, unless the heads are too narrow for it.
-    gradient_checkpointing: on | off: recompute activations in backward; auto = on a GPU.
+    recomputes: activations, in the backward pass.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
         the products are."""
@@ -97,7 +96,7 @@ def load_model(name, lora=0, device=None, attention="auto", gradient_checkpointi
                 r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise load_error(name, error) from error
-    if gradient_checkpointing == "on" or gradient_checkpointing == "auto" and device != "cpu":
+    if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _refuse_unknown_parts(name, model)
     remove_dropout(name, model)

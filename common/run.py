@@ -106,12 +106,11 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        keeps = memory.check(cfg, source, frozen, trains)
+        recomputes = memory.check(cfg, source, frozen, trains)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
-            source, lora, precision=cfg.precision, frozen=not trains and not whole,
-            gradient_checkpointing="off" if keeps else "auto")
+            source, lora, recomputes=recomputes, precision=cfg.precision, frozen=not trains and not whole)
         say(models.describe(source, model))
         if trains and not whole:
             distributed.shard(model)
@@ -429,12 +428,6 @@ def warn_of_unknown_words(tokenizer, questions):
         few = ", ".join(dict.fromkeys(unknown[:8]))
         warn(f"this policy has no word for {few}: it knows the embedded world alone, and its answer means "
              "nothing here")
-
-
-def show_turn(turn):
-    """A turn on the terminal, while its trajectory is played."""
-    console.print(plain(turn.text))
-    console.print(f"  [dim]{plain(turn.observation[:600])}[/dim]")
 
 
 # ---------------------------------------------------------------- beginning and end of a program

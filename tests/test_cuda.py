@@ -76,15 +76,15 @@ def learned(model, leaves, pack_tokens=10**6):
     return torch.cat(total), gradient
 
 
-@pytest.mark.parametrize("checkpointing", ["off", "on"])
+@pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("size", [7, 40])
-def test_tree_attention_trains_as_the_dense_mask_does(folder, size, checkpointing):
+def test_tree_attention_trains_as_the_dense_mask_does(folder, size, recomputes):
     leaves = trees(size)
     exact, exact_gradient = logprobs_and_gradient(folder, leaves, device="cpu")
     dense, dense_gradient = logprobs_and_gradient(folder, leaves, device="cuda", attention="dense",
-                                                  precision="fp32", gradient_checkpointing=checkpointing)
+                                                  precision="fp32", recomputes=recomputes)
     tree, tree_gradient = logprobs_and_gradient(folder, leaves, device="cuda", attention="tree",
-                                                precision="fp32", gradient_checkpointing=checkpointing)
+                                                precision="fp32", recomputes=recomputes)
     # the head's products are of bf16 numbers on a GPU where its dtype is; here all is fp32
     assert (dense - exact).abs().max() < 1e-3
     assert (tree - dense).abs().max() < 1e-3

@@ -360,15 +360,15 @@ def test_a_run_folder_is_no_model_and_a_model_may_have_metrics_beside_it(tmp_pat
 def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
     """As on a GPU, where activations are not kept."""
     found = []
-    for again in ("off", "on"):
-        policy = model.load_model(str(qwen), gradient_checkpointing=again).train()
+    for again in (False, True):
+        policy = model.load_model(str(qwen), recomputes=again).train()
         ids = torch.arange(20)[None]
         policy(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         found.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert found[0].abs().max() > 0 and torch.allclose(found[0], found[1], atol=1e-6)
 
 
-@pytest.mark.parametrize("how", [dict(gradient_checkpointing="on"), {}, dict(lora=4)])
+@pytest.mark.parametrize("how", [dict(recomputes=True), {}, dict(lora=4)])
 def test_compiled_layers_give_the_same_log_probs_and_gradients(how, tmp_path, monkeypatch):
     """The graphs of a GPU, by PyTorch's own operations; few serve all layers and lengths."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))

@@ -93,13 +93,14 @@ def check(cfg, name, frozen=0, trains=True):
     is not trained, its sampling; on a CPU for weights, moments and gradients alone, with a warning for the
     rest: small runs seldom reach limits on tokens and caches. A folder of adapters alone is not counted.
 
-    Returns whether a GPU has room for the activations of its updates, so that none is computed again."""
+    Returns whether activations have to be computed again in the backward pass: where a GPU has no room."""
+    device = default_device()
     try:
         config = transformers.AutoConfig.from_pretrained(find_model(name), trust_remote_code=False)
         model = skeleton(config)
     except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
-        return False
-    device, have = default_device(), device_bytes()
+        return device == "cuda"
+    have = device_bytes()
     count = functools.partial(estimate, model, cfg, device, distributed.world(), frozen, trains)
     held, update, rollout = count()
     wanted = peak(held, update, rollout)
@@ -112,4 +113,4 @@ def check(cfg, name, frozen=0, trains=True):
         sys.exit(f"error: {name} with these flags wants {said}")
     if wanted > have and 10 * sure > have:  # a tiny model never fills what it may
         warn(f"{name} may want {said}")
-    return trains and device == "cuda" and peak(*count(recomputes=False)) < FULL * have
+    return trains and device == "cuda" and peak(*count(recomputes=False)) >= FULL * have

@@ -179,7 +179,7 @@ def said_ids(tokenizer, trajectory):
 
 def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
-    keeps = memory.check(cfg, source)
+    recomputes = memory.check(cfg, source)
     cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
     resume = begun(root / "warm-up" / name)
     folder = RunFolder(root, "warm-up", name, recipe, resume)
@@ -187,8 +187,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
         folder.start = checkpoint_of(folder, recipe["save_every"])
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
-        folder.start or str(source), cfg.lora, precision=cfg.precision,
-        gradient_checkpointing="off" if keeps else "auto")
+        folder.start or str(source), cfg.lora, recomputes=recomputes, precision=cfg.precision)
     policy = rollout.Policy(distributed.shard(model), tokenizer, None)
     run = Run(cfg, metrics=METRICS)
     run.folder = folder
