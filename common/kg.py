@@ -140,7 +140,7 @@ class KnowledgeGraph:
 # (chat.no_tags). A tokenizer's own tokens are chat.encode's matter: pass these texts as chat.Foreign.
 
 MAX_EDGES = 60
-MAX_WORDS = 3000  # of one tool's answer
+MAX_WORDS = 2000  # of one tool's answer; Omne-R1's code cuts at 2,048 tokens
 MARGIN = 20       # of them for what is said around the edges
 LETTERS = 12      # that a word may have on average: text without spaces is cut too
 NEAREST = 3       # names said where there is no such entity

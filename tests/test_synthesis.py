@@ -98,11 +98,10 @@ def test_seeds_of_the_sample_graphs(name, nodes, expected):
 def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
     small = path_graph(3, 300)
     large = path_graph(4, 350)
-    train, test = synthesis.split_seeds(small)
+    train, test = (synthesis.seeds(small, side=side) for side in ("train", "test"))
     assert sorted(train + test) == sorted(synthesis.seeds(small)) and not set(train) & set(test)
     assert .04 < len(test) / len(train + test) < .18
-    assert set(test) & set(synthesis.seeds(large)) <= set(synthesis.split_seeds(large)[1])
-    assert synthesis.split_seeds(small, test_share=0)[1] == []
+    assert set(test) & set(synthesis.seeds(large)) <= set(synthesis.seeds(large, side="test"))
 
 
 # ---- what is rejected
@@ -301,7 +300,7 @@ def test_a_folder_s_questions_are_made_once_and_anew_with_other_settings(tmp_pat
 
     def questions(graph, cfg, count=3):
         return graph_questions.write_questions(
-            tmp_path / "q", {"tree": graph}, Template(), cfg, count, synthesis.seeds)
+            tmp_path / "q", {"tree": graph}, Template(), cfg, count)
 
     first = questions(tree(), cfg)
     assert questions(tree(), cfg) == first and len(first) == 6 and len(made) == 1

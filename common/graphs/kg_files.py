@@ -17,6 +17,7 @@ from common.formats import _text as text_of
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
+GRAPH_NAME = r"[\w.-]+"  # it may stand in a prompt
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
@@ -44,7 +45,7 @@ def load_graphs(spec, encoder=""):
         pairs = [[part.strip() for part in both.partition("=")[::2]] for both in spec.split(",")]
     found = {}
     for name, source in pairs:
-        if not re.fullmatch(r"[\w.-]+", name) or not str(source):
+        if not re.fullmatch(GRAPH_NAME, name) or not str(source):
             raise GraphError(f"--graph {name}={source}: expected NAME=FILE, "
                              "and a name of letters, digits, . - _")
         if name in found:

@@ -30,6 +30,7 @@ from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, C
 DEPTH = 3               # of the subgraph around a seed node
 SMALLEST = 20           # nodes of a subgraph
 LARGEST = 400           # nodes of a subgraph
+TEST_SHARE = .1         # of the seed nodes (ours)
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
 ROUNDS = 10             # turns that a seed node has at most (ours)
 MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
@@ -65,34 +66,25 @@ class Draft:
 
 # ---------------------------------------------------------------- seed nodes
 
-def seeds(graph, largest=LARGEST):
+def seeds(graph, largest=LARGEST, side=""):
     """The nodes, in the graph's order, from which paths may start: within three steps lie 20 to `largest`
-    nodes, the start among them, and one at least is three steps away. Edges are gone either way."""
+    nodes, the start among them, and one at least is three steps away. Edges are gone either way. side: those
+    for "train" or for "test", by a hash of the name alone, whatever else is in the graph; empty = all."""
     around = networkx.Graph(graph.graph)
     found = []
     for node in around:
         others = networkx.bfs_edges(around, node, depth_limit=DEPTH)  # an edge a node; lazy, for hubs
         size = 1 + sum(1 for _ in itertools.islice(others, largest))
         if SMALLEST <= size <= largest and max(subgraph(around, node).values()) == DEPTH:
-            found.append(node)
+            in_test = stable_seed(0, "test", node) / 2 ** 63 < TEST_SHARE   # the seed's range is 0 to 2 ** 63
+            if not side or in_test == (side == "test"):
+                found.append(node)
     return found
 
 
 def subgraph(around, node):
     """{node: steps from this one}, nearest first."""
     return networkx.single_source_shortest_path_length(around, node, cutoff=DEPTH)
-
-
-def split_seeds(graph, test_share=0.1, largest=LARGEST):
-    """(seed nodes for training, for testing), by a hash of the name: a node's side does not depend on what
-    else is in the graph."""
-    train = []
-    test = []
-    for node in seeds(graph, largest):
-        drawn = stable_seed(0, "test", node) / 2 ** 63  # in [0, 1)
-        side = test if drawn < test_share else train
-        side.append(node)
-    return train, test
 
 
 # ---------------------------------------------------------------- paths
