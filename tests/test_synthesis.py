@@ -39,10 +39,13 @@ CCD = ["Colony Collapse Disorder (CCD)", "Nosema", "Fumagilin-B", "Aspergillus",
 WELL = "What treats the pathogen that is linked to Colony Collapse Disorder?"
 
 
-def synthesize(graphs, folder, teacher, count, only=None, **options):
-    """From all seed nodes, or only from these."""
+def synthesize(graphs, folder, teacher, count, only=None, unique=True, **constants):
+    """From all seed nodes, or only from these. constants: such as rounds=2."""
     starts = only or {name: synthesis.seeds(graph) for name, graph in graphs.items()}
-    return synthesis.synthesize(graphs, starts, folder, teacher, count, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(synthesis, name.upper(), value)
+        return synthesis.synthesize(graphs, starts, folder, teacher, count, unique)
 
 
 def tree(directed=False, width=3):
@@ -220,10 +223,10 @@ class Words:
     def __init__(self, *drafts):
         self.drafts = list(drafts)
 
-    def draft(self, graph, item, attempt, previous, answers):
+    def draft(self, graph, item, attempt, previous):
         return self.drafts.pop(0)
 
-    def judge(self, draft, item, attempt, answers):
+    def judge(self, draft, item, attempt):
         return True, ""
 
 
@@ -235,7 +238,8 @@ def rules(folder):
     return [row["rule"] for row in files.read_jsonl(folder / "rejected.jsonl")]
 
 
-ROOT = {"kinds": ("12",), "only": {"tree": ["Root"]}}
+SHORT = {"12": synthesis.KINDS["12"]}
+ROOT = {"kinds": SHORT, "only": {"tree": ["Root"]}}
 
 
 def test_the_rows_of_questions_and_of_a_duplicate(tmp_path):
@@ -508,10 +512,10 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
 def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path, answer, rule, reason):
     server = openai(lambda prompt: answer)
     with pytest.raises(files.RunError, match=f"30 unusable answers in a row.*{reason}"):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90, kinds=("12",))
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90, kinds=SHORT)
     assert set(rules(tmp_path)) == {rule} and 30 <= len(server.asked) <= 32
     server.answer = good_answers
-    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",))) == 3
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=SHORT)) == 3
 
 
 def test_a_draft_that_can_be_read_starts_the_count_anew(openai, tmp_path, monkeypatch):
@@ -533,7 +537,7 @@ def good_answers(prompt):
 def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_same(
         openai, tmp_path, monkeypatch):
     server = openai(good_answers)
-    options = {"kinds": ("12",), "attempts": 2, "rounds": 2, "unique": False}
+    options = {"kinds": SHORT, "attempts": 2, "rounds": 2, "unique": False}
     graphs = {"path": path_graph(3, 18)}  # 20 seed nodes; each gives the same draft again in its second turn
     whole = synthesize(graphs, tmp_path / "whole", server.teacher(), 20, **options)
     assert len(whole) == 19
@@ -563,7 +567,7 @@ def test_requests_are_concurrent(openai, tmp_path):
     server = openai(good_answers)
     server.lock = contextlib.nullcontext()
     server.answer = lambda prompt: together.wait() < 4 and good_answers(prompt)
-    options = {"kinds": ("12",), "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
+    options = {"kinds": SHORT, "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
     asker = server.teacher(concurrency=4)
     assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, **options)) == 4
     assert len(server.asked) == 8
@@ -582,7 +586,7 @@ def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tm
     for url, said in (("http://127.0.0.1:9/v1", "refused.*same command"), ("nowhere", "no address")):
         with pytest.raises(files.RunError, match=f"--teacher.*{said}"):
             synthesize({"tree": tree()}, tmp_path, Teacher(url, "r1"), 2)
-    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=("12",))
+    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=SHORT)
 
 
 # ---- real graphs
