@@ -95,7 +95,7 @@ class Config(flags.PolicyFlags):
     # "template", which needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; the test has .1
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth to test
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
@@ -438,7 +438,7 @@ def batches_of(actor, reference, trajectories, cfg):
     for b in batches:
         with torch.no_grad():
             b.old_logprobs, b.values = actor(b, cfg.temperature)
-            if reference is not None:
+            if reference is not None:   # a frozen model, or with --lora the policy without its adapters
                 with models.reference_weights(actor.policy, reference) as frozen:
                     b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature)
     return batches
@@ -450,7 +450,8 @@ def assign_credit(batches, cfg):
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    advantages = distributed.of_all_ranks(b.advantages[b.response_mask] for b in batches if b.weight)
+    own = [b.advantages[b.response_mask] for b in batches if b.weight]  # without fillers
+    advantages = distributed.of_all_ranks(own)
     mean = advantages.mean()
     std = (advantages.var(correction=0) + 1e-8).sqrt()
     for b in batches:
@@ -523,7 +524,8 @@ def train(run, stage, policy, initial, task):
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
-        for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
+        mini_batches = list(zip(parts, prepared, strict=True))
+        for part, batches in cfg.epochs * mini_batches:
             # sampled tokens of the mini-batch on all ranks: each counts the same, whatever its trajectory
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:  # micro-batches of this rank, for memory alone

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import data, splits
-from common.files import RunError, read_json, read_jsonl, say, write_json
+from common.files import read_json, say, write_json
 from common.formats import fingerprint
 from common.graphs.kg_files import GRAPH_NAME
 from common.graphs.kg_tools import LocalTools, make_tools
@@ -135,10 +135,11 @@ def asked(cfg):
 
 def load(cfg):
     """(training split or None, evaluation splits)"""
-    load_questions = load_files
+    folder = folder_of(cfg, "questions")
     if cfg.data == "world":
-        load_questions = load_world
-    train, evals = load_questions(cfg, folder_of(cfg, "questions"))
+        train, evals = load_world(cfg, folder)
+    else:
+        train, evals = load_files(cfg, folder)
     if train:
         train.questions = [q for q in train.questions if has_hops(q, cfg.train_hops)]
         if not train.questions:
@@ -194,8 +195,12 @@ def make_questions(cfg, folder, graphs):
     count = math.ceil(cfg.per_graph * synthesis.TEST_SHARE)
     train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, "train")
     test = write_questions(folder / "test", graphs, teacher, cfg, count, "test")
-    begun = {(q.type, q.evidences[0][0]) for q in train}
-    kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
+
+    def start(question):
+        return question.type, question.evidences[0][0]
+
+    begun = set(map(start, train))
+    kept = [q for q in test if start(q) not in begun]
     if len(kept) < len(test):
         say(f"left out {len(test) - len(kept)} of {len(test)} test questions: their paths begin where one "
             "for training does")
@@ -213,17 +218,11 @@ def write_questions(folder, graphs, teacher, cfg, count, side=""):
     facts = {name: stable_seed(sorted(g.graph.edges(data="relation"))) for name, g in graphs.items()}
     made_with = {name: getattr(cfg, name) for name in MAKES_QUESTIONS} | {"count": count, "facts": facts}
     settings = folder / "settings.json"
-    if settings.exists() and read_json(settings, dict) == made_with:
-        rows = read_jsonl(folder / "questions.jsonl")
-        for row in rows:
-            fault = fault_of(row, graphs)
-            if fault:
-                raise RunError(f"{folder}/questions.jsonl: {fault}: remove the folder, and it is made anew")
-    else:
+    if not settings.exists() or read_json(settings, dict) != made_with:
         starts = {name: synthesis.seeds(graph, cfg.largest_ball, side) for name, graph in graphs.items()}
-        rows = synthesis.synthesize(graphs, starts, folder, teacher, count, unique=cfg.unique)
+        synthesis.synthesize(graphs, starts, folder, teacher, count, cfg.unique)
         write_json(settings, made_with)
-    return [question_of(row) for row in rows]
+    return read_questions(folder / "questions.jsonl", graphs)
 
 
 # ---------------------------------------------------------------- the embedded world
