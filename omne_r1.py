@@ -16,7 +16,7 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
     sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts
     Algorithm 1     weighted loss                   think_weights, weighted_loss, train_sft
     sec. 3.5        reward of stage 3               third_reward
-    sec. 4.1.2      accuracy                        result_of
+    sec. 4.1.2      accuracy                        accuracy
     sec. 4.2.4      patterns of tool calls          pattern_of
     app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
 
@@ -313,9 +313,8 @@ def pattern_of(calls_made, answer):
     word = ""
     for action in calls_made:
         word += "x" if isinstance(action, Fault) else letters[action[0]]
-    if answer is None:
-        return word + "-"
-    return word + "a"
+    end = "-" if answer is None else "a"
+    return word + end
 
 
 def rollouts(policy, tools, questions, cfg, *when):
@@ -334,8 +333,7 @@ def rollouts(policy, tools, questions, cfg, *when):
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
 def first_reward(trajectory):
-    """Stage 1: R_format (.1 + .9 R_result), R_format the share of the rounds in the right format, R_result =
-    em."""
+    """Stage 1: R_format (.1 + .9 R_result): the share of the rounds in the right format, and em."""
     info = trajectory.info
     return info.format * (.1 + .9 * info.em)
 
@@ -675,19 +673,11 @@ def sft_rows(cfg, task):
         if cfg.sft_sampled:
             policy = Run(cfg).policy(stage1, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
-
-        def write():
-            plumbing.write_conversations(folder, rows + template_rows(cfg, task))
-        distributed.once(write)
+        distributed.once(lambda: plumbing.write_conversations(folder, rows + template_rows(cfg, task)))
     return plumbing.read_conversations(file, task.evaluated)
 
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
-
-@dataclass
-class Taught(Outcome):
-    source: str = ""            # where the conversation is from: "sampled", "template" or a file's word
-
 
 def conversation_of(tokenizer, row, cfg, apart=True):
     """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped. apart: see
@@ -709,7 +699,7 @@ def conversation_of(tokenizer, row, cfg, apart=True):
             turn = turns[-1]
             turn.observation = message["value"]
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
-    return Trajectory(row["id"], prompt_ids, turns, info=Taught(source=row.get("source", "")))
+    return Trajectory(row["id"], prompt_ids, turns, info=calls.Taught(source=row.get("source", "")))
 
 
 def encode_turn(tokenizer, text, apart=True):

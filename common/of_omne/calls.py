@@ -5,6 +5,7 @@ label(turn) -> what a turn is called on the page, such as the tool that it calls
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from common import data, distributed, metrics, rollout
 from common import model as models
@@ -192,6 +193,11 @@ def direct_prediction(trajectory, question):
 
 
 # ---------------------------------------------------------------- conversations to learn from
+
+@dataclass
+class Taught(rollout.Outcome):
+    source: str = ""    # where the conversation is from: "sampled", "template" or a file's word
+
 
 def to_learn(folder, examples, max_length, label):
     """The trajectories of at most so many tokens; the others are counted. samples.jsonl of the run folder
