@@ -38,20 +38,18 @@ def graph_of_triples(rows):
 
 
 class KnowledgeGraph:
-    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf).
-    cache: a folder for encoded names."""
+    """encoder: of entity_matcher: a sentence-transformers id or folder, or empty = character n-grams."""
 
-    def __init__(self, graph, encoder="", cache=None):
+    def __init__(self, graph, encoder=""):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
-        self.cache = cache
         self.left_out = Counter(graph.graph.get("left_out", {}))
 
     @classmethod
-    def from_triples(cls, rows, encoder=""):
-        return cls(graph_of_triples(rows), encoder)
+    def from_triples(cls, rows):
+        return cls(graph_of_triples(rows))
 
     def __contains__(self, name):
         return name in self.graph
@@ -89,7 +87,7 @@ class KnowledgeGraph:
     @cached_property
     def index(self):
         from common.graphs.kg_index import Index
-        return Index(list(self.graph), self.encoder, self.cache)
+        return Index(list(self.graph), self.encoder)
 
     def match(self, names, k=5):
         """For each name the k entities with the most similar ones, best first:

@@ -241,6 +241,9 @@ def test_omne_r1_learns_no_question_that_it_is_asked(tmp_path):
                                          "golden_answer": "Bo"}])
     learned, asked, _ = omne(tmp_path, "--eval-data", file)
     assert asked == ["who made Hill 7"] and len(learned) == 58
+    assert omne(tmp_path, "--train-hops", "12")[0] == omne(tmp_path)[0]
+    with pytest.raises(data.DataError, match="--train-hops 3: no training question"):
+        omne(tmp_path, "--train-hops", "3")
 
 
 def test_rows_of_stage_2_and_of_a_warm_up_leave_out_what_is_evaluated(tmp_path, monkeypatch, capsys):

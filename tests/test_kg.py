@@ -315,11 +315,12 @@ class Letters:
 def encoded(tmp_path, monkeypatch):
     """encoded(names, query, encoder, prompts): (the nearest name, what was encoded for it)."""
     monkeypatch.setattr(kg_index, "load_encoder", lambda name: Letters())
+    monkeypatch.setattr(kg_index.cache, "folder", lambda: tmp_path)
 
     def match(names, query, encoder="letters", prompts=None):
         Letters.encoded, Letters.prompts = [], prompts or {}
         triples = [(name, "r", names[0]) for name in names]
-        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), encoder, cache=tmp_path)
+        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), encoder)
         return graph.match([query], 1)[0][0]["name"], Letters.encoded
 
     return match

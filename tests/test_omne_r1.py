@@ -582,6 +582,9 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
     calls = [omne_r1.written(call) for q in questions for call in omne_r1.template_calls(q)]
     thoughts = [thought for q in questions for thought in omne_r1.thoughts(q)[:-1]]
     assert 1.7 < tokens(thoughts) / tokens(calls) < 2.4
+    # one filler before all, a second one behind the two first thoughts and half of the third ones
+    assert all(thought.startswith(omne_r1.FILLERS) for thought in thoughts)
+    assert .75 < rollout.mean(thought.endswith(omne_r1.FILLERS) for thought in thoughts) < .92
 
 
 def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):

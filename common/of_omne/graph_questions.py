@@ -99,15 +99,15 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
-    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each. Their
-    retriever is the tools."""
-    tasks = []
+    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each (0 = all).
+    Their retriever is the tools."""
+    found = []
     each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
-        of = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
-        if of:
-            tasks.append(data.Split(name, of, tools, evaluated=evaluated))
-    return tasks
+        drawn = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
+        if drawn:
+            found.append(data.Split(name, drawn, tools, evaluated=evaluated))
+    return found
 
 
 # ---------------------------------------------------------------- where a run's come from
@@ -153,15 +153,14 @@ def load_files(cfg, folder):
     tools = load_tools(cfg)
     if not tools.remote and cfg.stage not in ("synthesize", "direct"):  # they search for nothing
         tools.prepare()
+    alone = cfg.eval_only and not cfg.collect   # evaluates and learns nothing
     train, test = [], []
     if cfg.data:
         train = read_questions(cfg.data, tools.graphs)
-    elif cfg.collect or not (cfg.eval_data and cfg.eval_only):
+    elif not (alone and cfg.eval_data):
         train, test = make_questions(cfg, folder, tools.graphs)
-    if cfg.eval_data:
-        for file in cfg.eval_data.split(","):
-            test += read_questions(file, tools.graphs)
-    alone = cfg.eval_only and not cfg.collect
+    for file in filter(None, cfg.eval_data.split(",")):
+        test += read_questions(file, tools.graphs)
     if not test and alone and not splits.has_learned(cfg):
         train, test = [], train
     if not test:
@@ -180,8 +179,10 @@ def load_files(cfg, folder):
         train = some(train, cfg.limit or len(train))
     if cfg.collect:  # from what a run learns from, never from what it is tested on
         return None, apart(train, tools)
-    tasks = apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
-    return (data.Split("train", train, tools, evaluated=evaluated) if train else None), tasks
+    split = None
+    if train:
+        split = data.Split("train", train, tools, evaluated=evaluated)
+    return split, apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
 
 
 def make_questions(cfg, folder, graphs):
