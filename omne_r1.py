@@ -10,7 +10,7 @@ PPO, except: GAE and both losses skip the tools' replies; the KL to the weights 
 in each token's reward; the critic is a linear head on the policy's own hidden states.
 
     sec. 2          questions from paths            common/graphs/synthesis.py
-    sec. 3.1        think, call a tool, answer      play, read_round
+    sec. 3.1        think, call a tool, answer      play, read_round, common/of_omne/tool_calls.py
     sec. 3.3.1      PPO, GAE, actor and critic      train, ppo_loss, gae, ActorCritic
     sec. 3.3.2      reward of stage 1               first_reward
     sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts

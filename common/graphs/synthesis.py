@@ -110,7 +110,10 @@ def reached(graph, start, relations):
     """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
     here = {start}
     for label in relations:
-        here = {there for node in here for relation, there in steps(graph, node) if relation == label}
+        following = set()
+        for node in here:
+            following |= {other for relation, other in steps(graph, node) if relation == label}
+        here = following
     return here - {start}
 
 
@@ -364,14 +367,14 @@ def relation_lines(graph, seed_node):
 def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
-    path = value.get("path")
-    words = [value.get("question"), value.get("answer")]
-    if isinstance(path, list) and path:
-        words = [*path, *words]
-    if len(words) < 3 or not all(isinstance(word, str) and word.strip() for word in words):
+    path, question, answer = value.get("path"), value.get("question"), value.get("answer")
+    if not isinstance(path, list) or not path or not all(map(is_text, [*path, question, answer])):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
-    *path, question, answer = [kg.one_line(word) for word in words]
-    return Draft(path, question, answer)
+    return Draft(list(map(kg.one_line, path)), kg.one_line(question), kg.one_line(answer))
+
+
+def is_text(value):
+    return isinstance(value, str) and bool(value.strip())
 
 
 def read_verdict(text):

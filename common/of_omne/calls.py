@@ -140,7 +140,8 @@ def credit_of(batches, gamma, lam):
                 tokens = b.turn_ids[i] == k
                 if not tokens.any():
                     continue
-                value, returned = (float(x[i][tokens][0]) for x in (b.values, b.returns))
+                value = float(b.values[i][tokens][0])
+                returned = float(b.returns[i][tokens][0])
                 advantage = float(b.advantages[i][tokens].mean())
                 credit[id(trajectory), k] = {
                     "value": value,
