@@ -18,7 +18,7 @@ import kernels
 import omne_r1
 from common import checkpoint, data, ladder, rollout, training
 from common import model as models
-from common.files import read_jsonl
+from common.files import RunError, read_jsonl
 from common.graphs import kg_files, kg_tools
 from common.of_omne import calls, graph_questions, plumbing
 from common.of_omne import world_graphs as graphs
@@ -635,6 +635,17 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     assert sorted(whole) == sorted(q.id for q in questions)  # none anew
     (tmp_path / "sampled.jsonl").unlink()
     assert sampled() == made and sampled([]) == []  # in the order of the questions, whatever was cut
+
+
+def test_rows_of_other_settings_are_not_mixed_and_nothing_is_written_without_stage_1(tmp_path):
+    cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a", sft_sampled=0)
+    for _ in range(2):
+        assert plumbing.begin_conversations(cfg) == (tmp_path / "omne_r1/a-sft-data", None)
+    with pytest.raises(RunError, match="other settings"):
+        plumbing.begin_conversations(omne_r1.replace(cfg, seed=7))
+    with pytest.raises(checkpoint.ModelError, match="run --stage ppo first"):
+        plumbing.begin_conversations(omne_r1.replace(cfg, name="b", sft_sampled=3))
+    assert [folder.name for folder in (tmp_path / "omne_r1").iterdir()] == ["a-sft-data"]
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
