@@ -242,6 +242,16 @@ def test_several_graphs_by_name(tmp_path):
     assert list(listed) == ["cs", "law"] and "legal" in listed["law"]
     assert list(kg_files.load_graphs(str(tmp_path))) == ["cs", "legal"]
     assert list(kg_files.load_graphs(f"{tmp_path}/cs.tsv")) == ["cs"]
+    made = networkx.Graph()
+    made.add_node("A", entity_type="x")
+    made.add_edge("A", "B", keywords="r")
+    folder = tmp_path / "bees"
+    folder.mkdir()
+    file = folder / kg_files.GRAPHML
+    networkx.write_graphml(made, file)
+    for spec, name in ((folder, "bees"), (file, "bees"), (f"a={folder}", "a"), (f"a={file}", "a")):
+        assert list(kg_files.load_graphs(str(spec))) == [name]
+    assert list(kg_files.load_graphs(str(tmp_path))) == ["bees", "cs", "legal"]
 
 
 @pytest.mark.parametrize("spec, message", [

@@ -398,16 +398,20 @@ def test_nonsense_then_a_leak_then_a_good_question_with_the_feedback_of_each(ope
     verdicts = ['{"valid": false, "reason": "Too easy."}', YES]
     drafts = [
         "Of course! Here is your question.",
+        as_json(["Root", "N01"], "What is below Root?", "N01"),
         as_json(["Root", "N0", "N01"], "What is below N0, below Root?", "N01"),
         as_json(["Root", "N0", "N01"], "What is two below Root?", "N01"),
         as_json(["Root", "N0", "N02"], "What comes of a child of Root?", "N02"),
     ]
     server = openai(lambda prompt: verdicts.pop(0) if JUDGE in prompt else drafts.pop(0))
-    row, = synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=4)
+    row, = synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=5)
     assert row["golden_answer"] == "N02" and row["relations"] == ["child 0", "child 2"]
-    assert rules(tmp_path) == ["unreadable JSON", "inner node named", "judge says no"]
-    first, second, with_leak, judged, again, last = prompts(server)
+    assert rules(tmp_path) == [
+        "unreadable JSON", "path not connected", "inner node named", "judge says no"]
+    first, second, wrong_path, with_leak, judged, again, last = prompts(server)
     assert JUDGE in judged and JUDGE in last and "not good enough" not in first + second
+    no_edge = "No edge of the graph joins 'Root' and 'N01'."
+    assert f"path validity: False\nquestion feedback: {no_edge}" in wrong_path
     assert """\
 previous path: ['Root', 'N0', 'N01']
 previous question: What is below N0, below Root?
@@ -419,15 +423,6 @@ question feedback: The question reveals the name of a middle node 'N0' in the pa
     path, headers, request = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer sk-secret-7"
     assert request.keys() == {"model", "messages"} and request["model"] == "r1"
-
-
-def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
-    drafts = [as_json(["Root", "N01"], "What is below Root?", "N01"),
-              as_json(["Root", "N1"], "What is below Root?", "N1")]
-    server = openai(lambda prompt: YES if JUDGE in prompt else drafts.pop(0))
-    synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT)
-    assert "path validity: False\nquestion feedback: No edge of the graph joins 'Root' and 'N01'." \
-        in prompts(server)[1]
 
 
 def test_the_prompts_are_the_appendix_s():
@@ -484,13 +479,11 @@ def test_what_is_said_around_an_answer_is_looked_past(around):
     assert synthesis.read_verdict(around.format(YES)) == (True, "fine")
 
 
-@pytest.mark.parametrize("text", [
-    '{"valid": "true"}', '{"valid": 1}', "{}", '{"valid": true, "reason": 7}', "yes",
-])
-def test_what_is_no_verdict_is_named(text):
-    with pytest.raises(chat_client.BadAnswer) as raised:
-        synthesis.read_verdict(text)
-    assert raised.value.rule == "unreadable JSON"
+def test_what_is_no_verdict_is_named():
+    for text in ('{"valid": "true"}', '{"valid": 1}', "{}", '{"valid": true, "reason": 7}', "yes"):
+        with pytest.raises(chat_client.BadAnswer) as raised:
+            synthesis.read_verdict(text)
+        assert raised.value.rule == "unreadable JSON"
     assert synthesis.read_verdict('{"valid": false, "reason": "a\\nb"}') == (False, "a b")
 
 

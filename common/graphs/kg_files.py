@@ -40,12 +40,10 @@ def load_graphs(spec, encoder=""):
 def named_sources(spec):
     """[(name, file or folder)]"""
     path = Path(spec)
+    if path.name == GRAPHML and path.is_file():
+        path = path.parent
     pairs = []
-    if path.is_file() and path.name == GRAPHML:
-        pairs.append((path.resolve().parent.name, path))
-    elif path.is_file():
-        pairs.append((path.stem, path))
-    elif is_graph_folder(path):
+    if is_graph_folder(path):
         pairs.append((path.resolve().name, path))
     elif path.is_dir():
         for entry in sorted(path.iterdir()):
@@ -55,12 +53,12 @@ def named_sources(spec):
                 pairs.append((entry.name, entry))
         if not pairs:
             raise GraphError(f"{spec}: no graph in this folder ({KINDS_OF_FILE}, or folders)")
-    elif "=" in spec:
+    elif "=" in spec and not path.exists():
         for part in spec.split(","):
             name, _, source = part.partition("=")
             pairs.append((name.strip(), source.strip()))
     else:
-        pairs.append((path.name, path))     # not there: load_graph says so
+        pairs.append((path.stem, path))     # what is not there, load_graph refuses
     return pairs
 
 
