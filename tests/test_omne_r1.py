@@ -641,11 +641,24 @@ def test_rows_of_other_settings_are_not_mixed_and_nothing_is_written_without_sta
     cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a", sft_sampled=0)
     for _ in range(2):
         assert plumbing.begin_conversations(cfg) == (tmp_path / "omne_r1/a-sft-data", None)
+    settings = tmp_path / "omne_r1/a-sft-data/settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"of before": 1}))
+    plumbing.begin_conversations(cfg)
     with pytest.raises(RunError, match="other settings"):
         plumbing.begin_conversations(omne_r1.replace(cfg, seed=7))
     with pytest.raises(checkpoint.ModelError, match="run --stage ppo first"):
         plumbing.begin_conversations(omne_r1.replace(cfg, name="b", sft_sampled=3))
     assert [folder.name for folder in (tmp_path / "omne_r1").iterdir()] == ["a-sft-data"]
+
+
+def test_conversations_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
+    folder = types.SimpleNamespace(path=tmp_path, append=lambda name, rows: None)
+    short, long = (Trajectory("q", [1], [Turn([1] * n, [0.0] * n, "", ANSWER)], info=calls.Taught())
+                   for n in (2, 3))
+    assert calls.to_learn(folder, [short, long], 3, omne_r1.turn_label) == [short]
+    assert "1 of 2 conversations are over 3 tokens" in capsys.readouterr().out
+    with pytest.raises(data.DataError, match="fits into 3 tokens"):
+        calls.to_learn(folder, [long], 3, omne_r1.turn_label)
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):

@@ -129,9 +129,11 @@ def begin_conversations(cfg):
         weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
     made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
     settings = folder / "settings.json"
-    if settings.exists() and read_json(settings, dict) != made_with:
-        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
-                       "another --name, or give --sft-data FILE")
+    if settings.exists():
+        saved = read_json(settings, dict)  # (of an older version it has more)
+        if saved != saved | made_with:
+            raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
+                           "another --name, or give --sft-data FILE")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(settings, made_with)
     return folder, weights
