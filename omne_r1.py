@@ -3,25 +3,24 @@
 (A preprint; a co-author's public branch has parts of it, "the authors' code".) A policy walks a knowledge
 graph with two tools: entity_matcher finds names, node_info reads a node and its edges. The questions are made
 from the graph itself. Stage 1: PPO from the base; its weights only serve to sample trajectories. Stage 2:
-SFT, again from the base (the paper has another), on those and on scripted ones along the paths of the
-questions; a thought's tokens weigh .001 in the loss. Stage 3: PPO of all weights from stage 2's, with another
-reward.
+SFT of the base (in the paper a newer one), on those and on scripted ones along the paths of the questions; a
+thought's tokens weigh .001 in the loss. Stage 3: PPO of all weights from stage 2's, with another reward.
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights the stage began with is a cost
 in each token's reward; the critic is a linear head on the policy's own hidden states.
 
     sec. 2          questions from paths            common/graphs/synthesis.py
-    sec. 3.1        think, call a tool, answer      play, read_round, parse_tool_call
+    sec. 3.1        think, call a tool, answer      play, read_round, common/of_omne/tool_calls.py
     sec. 3.3.1      PPO, GAE, actor and critic      train, ppo_loss, gae, ActorCritic
     sec. 3.3.2      reward of stage 1               first_reward
     sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts
     Algorithm 1     weighted loss                   think_weights, weighted_loss, train_sft
     sec. 3.5        reward of stage 3               third_reward
-    sec. 4.1.2      accuracy                        result_of
+    sec. 4.1.2      accuracy                        accuracy
     sec. 4.2.4      patterns of tool calls          pattern_of
     app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
 
-    python omne_r1.py                          embedded world, three stages; ten minutes (--stage all: six)
+    python omne_r1.py                          embedded world, stages 1 to 3; ten minutes
     python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
@@ -30,11 +29,10 @@ in each token's reward; the critic is a linear head on the policy's own hidden s
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
-import ast
 import json
+import math
 import random
 import re
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,13 +48,13 @@ from safetensors.torch import load_file, save_file
 from common import chat, checkpoint, data, distributed, flags, metrics, rollout, training
 from common import model as models
 from common.agent import Agent
-from common.files import Progress, warn
+from common.files import Lines, Progress, warn
 from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
-from common.of_omne import calls, graph_questions
-from common.of_omne.graph_questions import has_hops
+from common.of_omne import calls, graph_questions, plumbing
+from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.run import Run, program, tell, timed
 
@@ -68,8 +66,8 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # all = evaluate the base, then ppo, then sft and rl with and without thoughts; three = as --think says;
-    # synthesize = only make the questions; direct = answer without tools (Table 2)
+    # three = evaluate the base, then ppo, sft and rl (stages 1 to 3), the last two as --think says; all = the
+    # last two with and without thoughts; synthesize = only make the questions; direct = no tools (Table 2)
     stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
 
@@ -80,7 +78,6 @@ class Config(flags.PolicyFlags):
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
     matches: int = 5                # entities that entity_matcher shows | app. A
     max_edges: int = 60             # edges node_info shows; first those that share words with the question
-    max_words: int = 2000           # words of a tool's reply
     max_rounds: int = 7             # turns per question, with the answer | sec. 4.1.1
     max_turn: int = 3000            # tokens of one turn | sec. 3.1
     max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
@@ -90,14 +87,6 @@ class Config(flags.PolicyFlags):
     temperature: float = 1.0        # of sampling in training; not printed
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
-    # ---- answers that need a judge
-
-    # a file of answers to be judged: an eval_<set>.json, or a question, gold answer and answer per line
-    # (Tables 2 and 7)
-    score: str = ""
-    judge: str = ""                 # the OpenAI-compatible endpoint that judges them
-    judge_model: str = "deepseek-reasoner"      # the judge's name there | sec. 4.2.1
-
     # ---- questions (sec. 2)
 
     # training questions: a file that --stage synthesize made, or of such rows; empty = this run's own
@@ -106,7 +95,7 @@ class Config(flags.PolicyFlags):
     # "template", which needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; the test has .1
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth to test
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
@@ -125,8 +114,6 @@ class Config(flags.PolicyFlags):
     lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost per token of the log-ratio to the stage's start | authors' code
     value_coef: float = .5          # weight of the value loss | ours
-    weight_decay: float = .01       # of matrices
-    grad_clip: float = 1.0          # largest norm of the gradient
 
     # ---- SFT (stage 2)
 
@@ -141,15 +128,15 @@ class Config(flags.PolicyFlags):
     sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
     sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
     sft_batch: int = 4              # conversations per update | sec. 3.4.2
-    max_length: int = 6144          # tokens; longer conversations are left out | sec. 3.4.2
 
 
 # ---------------------------------------------------------------- prompt and rounds (app. B is at the end)
 
 STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
-NO_TAG = r"(?!</?(?:think|tool_call|answer)>)"
-INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"     # of tags: text that is not blank, without another tag
+TAG = r"</?(?:think|tool_call|answer)>"
+NO_TAG = f"(?!{TAG})"                       # no tag begins here
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # between two tags: text that is not blank and has no tag
 # ACTION is what the agent obeys, ROUND what the format reward accepts. A round is a turn and its reply.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -163,28 +150,31 @@ def opening(tokenizer, think):
     """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
     if think == "on":
         return []
-    return chat.before_a_turn(tokenizer, NO_THOUGHT)[1]
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)
+    return ids
 
 
-def render_prompt(tokenizer, question, graph_type, think):
-    """Token ids of the first prompt."""
+def render_prompt(tokenizer, question, cfg):
+    """Token ids of the first prompt; question.type is the graph's name."""
+    asked = question.question
     if chat.is_tiny(tokenizer):     # its chat template drops the system prompt, which names the graph
-        question = f"{graph_type} : {question}"
-    system = SYSTEM.replace("{graph_type}", graph_type)
-    messages = [("system", system), ("user", chat.Foreign(question))]
-    return chat.render_chat(tokenizer, messages) + opening(tokenizer, think)
+        asked = f"{question.type} : {asked}"
+    system = SYSTEM.replace("{graph_type}", question.type)
+    messages = [("system", system), ("user", chat.Foreign(asked))]  # Foreign: it can write no tag
+    return chat.render_chat(tokenizer, messages) + opening(tokenizer, cfg.think)
 
 
 def render_observation(tokenizer, turn_ids, text, think):
-    """Ids behind a turn: a tool's reply as a user's message (sec. 3.1), and where the next turn begins."""
+    """Ids behind a turn: a tool's reply as a user's message (sec. 3.1), and where the next turn begins. An
+    end mark that the turn sampled itself is not written again."""
     shown = chat.Foreign(text)
     reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
     return reply + opening(tokenizer, think)
 
 
 def read_round(text):
-    """("call", (tool, arguments) or Fault), ("answer", text or None where it is blank), or ("", None) of a
-    turn. Closed thoughts are not read; of several calls and answers the last one is.
+    """What a turn does: ("call", (tool, arguments) or Fault), ("answer", text, or None where it is blank), or
+    ("", None). Closed thoughts are not read; of several calls and answers the last one is.
 
     >>> read_round('<think> I answer </think> <answer> Rome </answer>')
     ('answer', 'Rome')
@@ -198,122 +188,8 @@ def read_round(text):
     try:
         tool, arguments = parse_tool_call(inside)
     except Fault as fault:
-        return "call", Fault(*fault.args)   # a fresh one, without the traceback
+        return "call", fault
     return "call", (tool, {name: value.strip() for name, value in arguments.items()})
-
-
-# ---------------------------------------------------------------- tool calls (app. B): read, never evaluated
-
-ARGUMENTS = {  # a signature per tool: its arguments, in the order of positional ones
-    ENTITY_MATCHER: ("node_name", "graph_type"),
-    NODE_INFO: ("node_name", "graph_type"),
-}
-MAX_CALL = 4000  # characters
-
-
-class Fault(Exception):
-    """Why a text is no call: its name is counted, and the policy is told its detail."""
-
-    def __init__(self, name, detail):
-        super().__init__(name, detail)
-        self.name = name
-        self.detail = detail
-
-
-def parse_tool_call(text):
-    """(tool, {argument: text}) of a call in Python's or in JSON's style; raises Fault. The arguments stand in
-    the order of the signature however they were written, so equal calls are equal.
-
-    >>> parse_tool_call('node_info(graph_type="cs", node_name="Rastrigin Function")')
-    ('node_info', {'node_name': 'Rastrigin Function', 'graph_type': 'cs'})
-    """
-    if len(text) > MAX_CALL:
-        raise Fault("too long", f"a call may have {MAX_CALL:,} characters, this one has {len(text):,}")
-    text = text.strip()
-    if text.startswith(("`", "~~~")):  # a fenced or listed call is no right format: it is only told apart
-        raise Fault("not a call", "expected a call without a code fence around it: leave out the ` signs")
-    if text.startswith("["):
-        raise Fault("not a call", "expected one call and not a list: leave out the square brackets")
-    read = json_call if text.startswith("{") else python_call
-    tool, given = read(text)
-    signature = ARGUMENTS[tool]
-    arguments = {}
-    for name, value in given:
-        if name not in signature:
-            expected = ", ".join(signature)
-            raise Fault("unknown argument", f"the arguments are {expected}, not {str(name)[:60]}")
-        if name in arguments:
-            raise Fault("repeated argument", f"{name} is given twice")
-        if not isinstance(value, str):
-            raise Fault("argument that is no text", f"{name} is no text in quotes")
-        arguments[name] = value
-    for name in signature:
-        if name not in arguments:
-            raise Fault("missing argument", f"{name} is missing")
-    return tool, {name: arguments[name] for name in signature}
-
-
-def python_call(text):
-    """(tool, [(argument, value)]); the value is no text where the call has anything but a literal."""
-    name = re.match(r"([^\W\d]\w*)\s*\(", text)
-    if not name:
-        raise Fault("not a call", f"expected {' or '.join(f'{tool}(…)' for tool in ARGUMENTS)}")
-    tool = known_tool(name[1])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of "\d" in a name
-            call = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        detail = ("not a call in Python's syntax: is a quote or bracket not closed, or a quote within a name "
-                  "not escaped?")
-        raise Fault("not a call", detail) from None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise Fault("not a call", "expected one call and nothing else")
-    signature = ARGUMENTS[tool]
-    if len(call.args) > len(signature):
-        noun = "argument" if len(signature) == 1 else "arguments"
-        raise Fault("unknown argument", f"expected {len(signature)} {noun}, not {len(call.args)}")
-    given = list(zip(signature, call.args))
-    given += [(keyword.arg, keyword.value) for keyword in call.keywords]
-    return tool, [(name, getattr(node, "value", None)) for name, node in given]  # a literal's, else a node
-
-
-def json_call(text):
-    """As python_call. Llama and the authors' code call the arguments "parameters"; OpenAI's are JSON in a
-    text, perhaps under "function"."""
-    try:
-        call = json.loads(text, strict=False, object_pairs_hook=once_each)
-        call = call.get("function", call)
-        given = call.get("arguments", call.get("parameters", {}))
-        if "arguments" in call and "parameters" in call:
-            raise Fault("repeated argument", "arguments and parameters are both given")
-        if isinstance(given, str):
-            given = json.loads(given, strict=False, object_pairs_hook=once_each)
-        return known_tool(call["name"]), given.items()
-    except (ValueError, KeyError, AttributeError, RecursionError):
-        raise Fault("not a call", 'expected one {"name": …, "arguments": {…}} and nothing else') from None
-
-
-def once_each(pairs):
-    """The dict of a JSON object. A key that is given twice is a Fault: json would keep its last value."""
-    found = {}
-    for name, value in pairs:
-        if name in found:
-            raise Fault("repeated argument", f"{name[:60]} is given twice")
-        found[name] = value
-    return found
-
-
-def known_tool(name):
-    if not isinstance(name, str) or name not in ARGUMENTS:
-        raise Fault("unknown tool", f"there are the tools {' and '.join(ARGUMENTS)}, not {str(name)[:60]}")
-    return name
-
-
-def written(call):
-    """A kg_tools.Call as the policy writes it."""
-    name, graph = (json.dumps(text, ensure_ascii=False) for text in (call.node_name, call.graph_type))
-    return f"<tool_call> {call.tool}(node_name={name}, graph_type={graph}) </tool_call>"
 
 
 # ---------------------------------------------------------------- agent (sec. 3.1)
@@ -340,7 +216,7 @@ async def play(player, question, name):
         if calls_a_tool:
             turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
-        if player.watch:
+        if player.watch:  # --ask shows it
             player.watch(turn)
         room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
         if not calls_a_tool or room < cfg.max_turn:
@@ -361,9 +237,8 @@ async def reply_to(tools, action, question, cfg):
 
 @dataclass
 class Result(Outcome):
-    """A trajectory's outcome. em (accuracy, sec. 4.1.2): answer == gold, after one_line() on both.
-    searches: calls made, with one in the last round, which gets no reply.
-    """
+    """A trajectory's outcome: answer, problem (of the format), em, f1, searches (calls, also one in the last
+    round, which gets no reply), and:"""
     normalised: float = 0.0     # exact match under SQuAD's normalisation
     format: float = 0.0         # share of the rounds in the right format
     repetitions: int = 0        # calls that repeat an earlier one (sec. 3.5)
@@ -380,36 +255,47 @@ def turn_label(turn):
 
 
 def result_of(turns, question, cfg):
-    """Rounds, calls and the answer of a trajectory's turns, counted and compared."""
+    """The Result of a trajectory's turns."""
     right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
     rounds = [read_round(turn.text) for turn in turns]
-    called = [action for kind, action in rounds if kind == "call"]
-    readable = [action for action in called if not isinstance(action, Fault)]
+    calls_made = [action for kind, action in rounds if kind == "call"]
+    faults = Counter()
+    readable = []
+    for action in calls_made:
+        if isinstance(action, Fault):
+            faults[action.name] += 1
+        else:
+            readable.append(action)
     distinct = {(tool, *arguments.values()) for tool, arguments in readable}
-    faults = Counter(action.name for action in called if isinstance(action, Fault))
-    faults["wrong graph"] = sum(arguments["graph_type"] != question.type for _, arguments in readable)
+    wrong_graph = sum(arguments["graph_type"] != question.type for _, arguments in readable)
+    if wrong_graph:
+        faults["wrong graph"] = wrong_graph
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
     problem = ""
     if not all(right_format):
         problem = "no answer" if answer is None else "form"
-    said = one_line(answer or "")
-    gold = one_line(question.answers[0])
-    result = Result(
+    return Result(
         answer,
         problem,
-        searches=len(called),
+        **accuracy(answer, question.answers[0]),
+        searches=len(calls_made),
         format=sum(right_format) / len(right_format),
         repetitions=len(readable) - len(distinct),
-        pattern=pattern_of(called, answer),
-        faults=dict(+faults),
+        pattern=pattern_of(calls_made, answer),
+        faults=dict(faults),
     )
-    if said:
-        result.em = float(said == gold)     # the authors' code has `normalised` for it
-        result.f1 = metrics.f1(said, gold)
-        result.normalised = metrics.exact_match(said, gold)
-    return result
+
+
+def accuracy(answer, gold):
+    """em: equal as the tools print names, blanks apart (sec. 4.1.2); the authors' code has `normalised` for
+    it. The gold answer is a node's name, which has no other."""
+    said, gold = one_line(answer or ""), one_line(gold)
+    if not said:
+        return {}
+    normalised = metrics.exact_match(said, gold)
+    return {"em": float(said == gold), "f1": metrics.f1(said, gold), "normalised": normalised}
 
 
 def round_is_right(text, think, last):
@@ -420,26 +306,26 @@ def round_is_right(text, think, last):
     return last or not isinstance(read_round(text)[1], Fault)
 
 
-def pattern_of(called, answer):
+def pattern_of(calls_made, answer):
     """The tools of a trajectory in one word: m = entity_matcher, n = node_info, x = not readable; then a = an
     answer, - = none. The standard pattern (sec. 4.2.4) is m n n … a, as a regex mn+a."""
     letters = {ENTITY_MATCHER: "m", NODE_INFO: "n"}
     word = ""
-    for action in called:
+    for action in calls_made:
         word += "x" if isinstance(action, Fault) else letters[action[0]]
-    if answer is None:
-        return word + "-"
-    return word + "a"
+    end = "-" if answer is None else "a"
+    return word + end
 
 
-def rollouts(policy, tools, questions, cfg, *seed):
-    """group_size trajectories per question, all played at once; each depends on its own seed alone."""
+def rollouts(policy, tools, questions, cfg, *when):
+    """group_size trajectories per question, all played at once; each depends on its own seed alone, which is
+    made of the run's, of `when` (stage, step) and of the question."""
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
-    seeds = rollout.question_seeds(questions, cfg.seed, *seed)
-    for q, own in zip(questions, seeds, strict=True):
-        player = AGENT.player(policy, search, q, cfg, own, cfg.temperature)
+    seeds = rollout.question_seeds(questions, cfg.seed, *when)
+    for q, seed in zip(questions, seeds, strict=True):
+        player = AGENT.player(policy, search, q, cfg, seed, cfg.temperature)
         agents += [play(player, q, f"chain{k}") for k in range(cfg.group_size)]
     return rollout.run_agents(agents, policy.engine, search)
 
@@ -447,8 +333,7 @@ def rollouts(policy, tools, questions, cfg, *seed):
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
 def first_reward(trajectory):
-    """Stage 1: R_format (.1 + .9 R_result), R_format the share of the rounds in the right format, R_result =
-    em."""
+    """Stage 1: R_format (.1 + .9 R_result): the share of the rounds in the right format, and em."""
     info = trajectory.info
     return info.format * (.1 + .9 * info.em)
 
@@ -496,12 +381,14 @@ class ActorCritic(torch.nn.Module):
         return logprobs, models.token_values(self.head, batch, hidden)
 
     def save_pretrained(self, folder, state_dict=None):
-        weights = state_dict or self.state_dict()
-
-        def of(part):
-            return {name.removeprefix(part): w for name, w in weights.items() if name.startswith(part)}
-        self.policy.save_pretrained(folder, state_dict=of("policy."))
-        head = {name: value.cpu() for name, value in of("head.").items()}
+        """state_dict: whole weights, where this rank has parts of them."""
+        policy, head = {}, {}
+        for name, weight in (state_dict or self.state_dict()).items():
+            if name.startswith("head."):
+                head[name.removeprefix("head.")] = weight.cpu()
+            else:
+                policy[name.removeprefix("policy.")] = weight
+        self.policy.save_pretrained(folder, state_dict=policy)
         save_file(head, f"{folder}/{HEAD}")
 
 
@@ -549,7 +436,7 @@ def batches_of(actor, reference, trajectories, cfg):
     for b in batches:
         with torch.no_grad():
             b.old_logprobs, b.values = actor(b, cfg.temperature)
-            if reference is not None:
+            if reference is not None:   # a frozen model, or with --lora the policy without its adapters
                 with models.reference_weights(actor.policy, reference) as frozen:
                     b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature)
     return batches
@@ -561,7 +448,8 @@ def assign_credit(batches, cfg):
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    advantages = distributed.of_all_ranks(b.advantages[b.response_mask] for b in batches if b.weight)
+    own = [b.advantages[b.response_mask] for b in batches if b.weight]  # without fillers
+    advantages = distributed.of_all_ranks(own)
     mean = advantages.mean()
     std = (advantages.var(correction=0) + 1e-8).sqrt()
     for b in batches:
@@ -589,8 +477,9 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     return policy_loss, squares / num_tokens, stats
 
 
-UNGROUPED = {key: metric for key, metric in RATIO.items() if key != "rollout/flat_groups"}
-METRICS = STEP | ROLLOUT | UPDATE | UNGROUPED | calls.CALLS
+GRAD_CLIP = 1.0     # largest norm of the gradient | ours, verl's
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | calls.CALLS
+del METRICS["rollout/flat_groups"]  # advantages are not compared within groups
 
 
 def train(run, stage, policy, initial, task):
@@ -599,7 +488,7 @@ def train(run, stage, policy, initial, task):
     cfg = run.cfg
     actor = ActorCritic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
-    optimizer = training.make_optimizer(actor.policy, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    optimizer = training.make_optimizer(actor.policy, cfg.lr, kind=cfg.optimizer)
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     learner = replace(policy, model=actor)  # saved in checkpoints
     for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
@@ -633,7 +522,8 @@ def train(run, stage, policy, initial, task):
 
         # 5. an update for each mini-batch
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
-        for part, batches in cfg.epochs * list(zip(parts, prepared, strict=True)):
+        mini_batches = list(zip(parts, prepared, strict=True))
+        for part, batches in cfg.epochs * mini_batches:
             # sampled tokens of the mini-batch on all ranks: each counts the same, whatever its trajectory
             num_tokens = sum(t.sampled_tokens for t in part)
             for b in batches:  # micro-batches of this rank, for memory alone
@@ -646,7 +536,7 @@ def train(run, stage, policy, initial, task):
                 loss = policy_loss + cfg.value_coef * value_loss
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)
-            norm = training.clip_gradient(actor, cfg.grad_clip)
+            norm = training.clip_gradient(actor, GRAD_CLIP)
             if meter.end_update(norm):  # else nothing is learned from this mini-batch
                 optimizer.step()
             optimizer.zero_grad()
@@ -657,20 +547,30 @@ def train(run, stage, policy, initial, task):
 
 def sampled_rows(cfg, policy, task, file):
     """(a) ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
-    temperature and turn limit. file: keeps what became of each question."""
+    temperature and turn limit. file: what became of each question, so that nothing is sampled twice."""
     rng = random.Random(stable_seed(cfg.seed, "sft"))
     questions = rng.sample(task.questions, len(task.questions))
     one_each = replace(cfg, group_size=1)
-    kept = graph_questions.SampledRows(file)
+    lines = Lines(file)
+    row_of = {line["id"]: line["row"] for line in lines.rows}   # None: not answered right
+    rows = []
     policy.engine.sync(policy.model)
-    for batch in kept.batches(questions, cfg.sft_sampled):
-        for t, q in zip(rollouts(policy, task.retriever, batch, one_each, "sft"), batch, strict=True):
-            row = None
-            if t.info.em == 1 and not t.info.problem:
-                row = sampled_row(t, q)
-            kept.add(q, row)
+    with Progress("trajectories of stage 1") as progress:
+        for start in range(0, len(questions), 128):
+            batch = [q for q in questions[start:start + 128] if q.id not in row_of]
+            trajectories = rollouts(policy, task.retriever, batch, one_each, "sft")
+            for t, q in zip(trajectories, batch, strict=True):
+                row_of[q.id] = None
+                if t.info.em == 1 and not t.info.problem:
+                    row_of[q.id] = sampled_row(t, q)
+                if distributed.rank() == 0:
+                    lines.add({"id": q.id, "row": row_of[q.id]})
+            rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
+            progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
+            if len(rows) >= cfg.sft_sampled:
+                break
     policy.engine.sleep()
-    return kept.of(questions)[:cfg.sft_sampled]
+    return rows[:cfg.sft_sampled]
 
 
 def sampled_row(trajectory, question):
@@ -692,9 +592,10 @@ def template_rows(cfg, task):
             planned = template_calls(question)
             replies = task.retriever.search(planned, cfg.matches)
             if path_is_shown(question, planned, replies):
-                acts = [*map(written, planned), f"<answer> {question.answers[0]} </answer>"]
-                both = zip(thoughts(question, cfg.seed), acts, strict=True)
-                said = [f"<think> {thought} </think> {act}" for thought, act in both]
+                acts = [written(call) for call in planned] + [f"<answer> {question.answers[0]} </answer>"]
+                said = []
+                for thought, act in zip(thoughts(question, cfg.seed), acts, strict=True):
+                    said.append(f"<think> {thought} </think> {act}")
                 rows.append(sharegpt_row(question, said, replies, "template"))
             progress(number, len(known))
     if len(rows) < len(known):
@@ -707,9 +608,8 @@ def template_calls(question):
     """The calls of the standard pattern along a question's path: entity_matcher once, then node_info from
     node to node."""
     nodes = [head for head, _, _ in question.evidences]
-    tools = [ENTITY_MATCHER] + [NODE_INFO] * len(nodes)
-    pairs = zip(tools, [nodes[0], *nodes], strict=True)
-    return [Call(tool, node, question.type, question.question) for tool, node in pairs]
+    asked = question.type, question.question
+    return [Call(ENTITY_MATCHER, nodes[0], *asked)] + [Call(NODE_INFO, node, *asked) for node in nodes]
 
 
 def thoughts(question, seed=0):
@@ -722,7 +622,7 @@ def thoughts(question, seed=0):
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
         said.append(with_fillers(rng, known, plan))
         known = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = with_fillers(rng, said[0])
+    said[0] = with_fillers(rng, said[0])  # last, since the numbers of results/ were drawn so
     return [*said, with_fillers(rng, known, rng.choice(ENDS))]
 
 
@@ -732,14 +632,13 @@ def with_fillers(rng, *parts):
     count = 1
     if len(said) < 2 or rng.random() < .5:
         count = 2
-    for number, filler in enumerate(rng.sample(FILLERS, count)):
-        said.insert(number * len(said), filler)
-    return " ".join(said)
+    first, *second = rng.sample(FILLERS, count)
+    return " ".join([first, *said, *second])
 
 
 def path_is_shown(question, planned, replies):
-    """Whether each reply has the next call's name, the last one the answer. If truncation (--max-edges,
-    --max-words) hid a name, the row would teach the model to guess it."""
+    """Whether each reply has the next call's name, the last one the answer. If a name was cut off
+    (--max-edges), the row would teach the model to guess it."""
     named = [call.node_name for call in planned[1:]] + question.answers[:1]
     return all(one_line(name) in text for name, text in zip(named, replies, strict=True))
 
@@ -766,41 +665,30 @@ def sharegpt_row(question, said, replies, source):
 def sft_rows(cfg, task):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
-        return graph_questions.read_conversations(cfg.sft_data, task.evaluated)
-    folder = folder_of(cfg, "sft-data")
+        return plumbing.read_conversations(cfg.sft_data, task.evaluated)
+    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
-    samples = cfg.sft_sampled and not file.exists()
-    if samples:
-        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
-    distributed.once(graph_questions.begin_conversations, cfg, folder)
     if not file.exists():
-        task = replace(task, questions=[q for q in task.questions if has_hops(q, cfg.train_hops)])
         rows = []
-        if samples:
-            policy = Run(cfg).policy(weights, trains=False)
+        if cfg.sft_sampled:
+            policy = Run(cfg).policy(stage1, trains=False)
             rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
-
-        def write():
-            graph_questions.write_conversations(folder, rows + template_rows(cfg, task))
-        distributed.once(write)
-    return graph_questions.read_conversations(file, task.evaluated)
+        distributed.once(lambda: plumbing.write_conversations(folder, rows + template_rows(cfg, task)))
+    return plumbing.read_conversations(file, task.evaluated)
 
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
 
-@dataclass
-class Taught(Outcome):
-    source: str = ""            # where the conversation is from: "sampled", "template" or a file's word
-
-
-def conversation_of(tokenizer, row, think, apart=True):
-    """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped."""
-    prompt_ids = render_prompt(tokenizer, row["question"], row["graph_type"], think)
+def conversation_of(tokenizer, row, cfg, apart=True):
+    """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped. apart: see
+    encode_turn."""
+    question = data.Question(row["id"], row["question"], [], type=row["graph_type"])
+    prompt_ids = render_prompt(tokenizer, question, cfg)
     turns = []
     for message in row["conversations"][1:]:
         if message["from"] == "gpt":
             text = message["value"]
-            if think == "off":
+            if cfg.think == "off":
                 text = THOUGHT.sub("", text).strip()
             if not text:
                 raise data.DataError(f"conversation {row['id']}: of a message of thoughts alone --think off "
@@ -810,16 +698,19 @@ def conversation_of(tokenizer, row, think, apart=True):
         else:
             turn = turns[-1]
             turn.observation = message["value"]
-            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, think)
-    return Trajectory(row["id"], prompt_ids, turns, info=Taught(source=row.get("source", "")))
+            turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
+    return Trajectory(row["id"], prompt_ids, turns, info=calls.Taught(source=row.get("source", "")))
 
 
 def encode_turn(tokenizer, text, apart=True):
-    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: tags are
-    encoded by themselves, so that Algorithm 1 finds them also where a tokenizer has several tokens for one.
-    """
-    parts = re.split(r"(</?(?:think|tool_call|answer)>)", text)
-    parts[::2] = map(chat.Foreign, parts[::2])
+    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: each tag is
+    encoded by itself, so that Algorithm 1 finds it also where a tokenizer has several tokens for one; else
+    the ids are those that a policy would sample."""
+    parts = []
+    for part in re.split(f"({TAG})", text):
+        if not re.fullmatch(TAG, part):
+            part = chat.Foreign(part)
+        parts.append(part)
     if not apart:
         return chat.encode(tokenizer, *parts)[1]
     return [i for part in parts for i in chat.encode(tokenizer, part)[1]]
@@ -846,10 +737,10 @@ def starts_of(ids, row):
     return [i for i in range(len(row) - len(ids) + 1) if row[i:i + len(ids)] == list(ids)]
 
 
-def sft_weights(batch, tags, weight):
-    """The weights of what is learned, (B, T), 0 elsewhere. tags: ids of <think> and </think>."""
+def sft_weights(batch, start_ids, end_ids, weight):
+    """The weights of what is learned, (B, T), 0 elsewhere."""
     labels = torch.where(batch.response_mask, batch.input_ids, -100)
-    return torch.where(batch.response_mask, think_weights(labels, *tags, weight), 0.0)
+    return torch.where(batch.response_mask, think_weights(labels, start_ids, end_ids, weight), 0.0)
 
 
 def weighted_loss(logprobs, weights, total):
@@ -870,20 +761,22 @@ def weighted_sft_loss(model, batch, weights, total):
     return weighted_loss(models.token_logprobs(model, batch, hidden=hidden), weights, total)
 
 
-UPDATES_PER_STEP = 25  # of stage 2, in one line of metrics
+MAX_LENGTH = 6144       # tokens; longer conversations are left out | sec. 3.4.2
+UPDATES_PER_STEP = 25   # of stage 2, in one line of metrics
 SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
 
 
 def train_sft(run, policy, examples):
-    """Stage 2: sft_epochs over the conversations, one cosine over all of it."""
+    """Stage 2: sft_epochs over the conversations ([Trajectory]), one cosine over all of it."""
     cfg, model = run.cfg, policy.model
-    tags = [chat.encode(policy.tokenizer, tag)[1] for tag in ("<think>", "</think>")]
+    _, start_ids = chat.encode(policy.tokenizer, "<think>")
+    _, end_ids = chat.encode(policy.tokenizer, "</think>")
     peak, warmup = cfg.sft_full_lr, .01
     if cfg.sft_lora:
         peak, warmup = cfg.sft_lr, .1
-    optimizer = training.make_optimizer(model, peak, cfg.weight_decay, kind=cfg.optimizer)
-    updates = -(-len(examples) * cfg.sft_epochs // cfg.sft_batch)
-    for step, row in run.steps(policy, optimizer, -(-updates // UPDATES_PER_STEP), label="sft | "):
+    optimizer = training.make_optimizer(model, peak, kind=cfg.optimizer)
+    updates = math.ceil(len(examples) * cfg.sft_epochs / cfg.sft_batch)
+    for step, row in run.steps(policy, optimizer, math.ceil(updates / UPDATES_PER_STEP), label="sft | "):
         meter = training.Meter()
         for number in range((step - 1) * UPDATES_PER_STEP, min(step * UPDATES_PER_STEP, updates)):
             # 1. some conversations, and their rate
@@ -895,13 +788,13 @@ def train_sft(run, policy, examples):
             # 2. the update: a weighted mean over each conversation (a forward pass of the paper), then the
             # mean of all conversations of the update, on all ranks: its divisor is their number
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
-                weights = sft_weights(b, tags, cfg.think_weight)                    # (B, T), 0 outside turns
+                weights = sft_weights(b, start_ids, end_ids, cfg.think_weight)      # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
                 loss = weighted_sft_loss(model, b, shares, len(chosen))
                 (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
                 stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
-            norm = training.clip_gradient(model, cfg.grad_clip)
+            norm = training.clip_gradient(model, GRAD_CLIP)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
@@ -912,6 +805,8 @@ def train_sft(run, policy, examples):
 
 def evaluate(policy, task, cfg, progress):
     """One trajectory per question. Returns (rows, summary)."""
+    if cfg.stage == "direct":
+        return DIRECT.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
     prediction = partial(calls.prediction, label=turn_label)
     rows, summary = AGENT.evaluate(policy, task, cfg, progress, prediction, calls.EVALUATED)
     return rows, summary | calls.patterns_and_faults(rows)
@@ -920,10 +815,7 @@ def evaluate(policy, task, cfg, progress):
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-NAMED = {"on": "think", "off": "no-think"}  # --think, as a folder's name has it
-FREE = ("stage", "curve_questions")  # --resume may go on with others
-
-# Table 8. label of folder and row: (what the stage does, with thoughts or without)
+# Table 8. label of folder and row: (what the stage does, with thoughts or without; sec. 3.5)
 STAGES = {
     "base": ("eval", "on"),
     "stage1": ("ppo", "on"),
@@ -934,65 +826,28 @@ STAGES = {
 }
 
 
-def stages_of(cfg):
-    """{label: (what the stage does, settings)} of --stage, in order."""
-    sft, rl = f"sft-{NAMED[cfg.think]}", f"rl-{NAMED[cfg.think]}"
-    direct = {"on": "direct", "off": "direct-no-think"}[cfg.think]
-    labels = {
-        "synthesize": (),   # the questions are made before any stage
-        "three": ("base", "stage1", sft, rl),
-        "all": tuple(STAGES),
-        "ppo": ("stage1",),
-        "sft": (sft,),
-        "rl": (rl,),
-        "direct": (direct,),
-        "eval": ("eval",),
-    }
-    stages = {}
-    for label in labels[cfg.stage]:
-        kind, think = cfg.stage, cfg.think
-        if cfg.stage in ("three", "all"):
-            kind, think = STAGES[label]
-        settings = replace(cfg, think=think)
-        if cfg.sft_lora == "auto":
-            settings.sft_lora = {"on": 8, "off": 0}[think]  # sec. 3.5
-        stages[label] = kind, settings
-    return stages
-
-
-def folder_of(cfg, name):
-    """Where a stage of this run is, or what it makes."""
-    return Path(cfg.out) / "omne_r1" / f"{cfg.name}-{name}"
-
-
 @program()
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
     refused first."""
     cfg = parse_args(argv)
-    if cfg.score:
-        from common.of_omne.judge import score_answers
-        return score_answers(cfg.score, cfg.judge, cfg.judge_model)
     if cfg.ask:
         run = Run(cfg, "omne_r1")
-        evaluated = frozenset()
-        if cfg.warmup_data:  # as the run that was warmed up
-            evaluated = graph_questions.load(cfg, folder_of(cfg, "questions"))[1][0].evaluated
-        tools = graph_questions.load_tools(cfg)
-        question = graph_questions.asked(cfg.ask, tools.graphs)
+        tools, question, evaluated = graph_questions.asked(cfg)
         return AGENT.ask(run, start_weights(cfg, "eval", evaluated), tools, question)
-    asked, runs = stages_of(cfg), []
-    for name, (kind, settings) in asked.items():
+    stages, runs = plumbing.stages_of(cfg, STAGES), []
+    free = ("stage", "curve_questions")  # --resume may go on with others
+    for label, (kind, settings) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
-        runs.append(Run(settings, "omne_r1", table, name, FREE, saves=kind in TRAINS))
-    if cfg.stage == "rl" and not cfg.checkpoint:
-        left_by_sft(cfg)  # refuses where stage 2 is missing
-    task, evals = distributed.first(graph_questions.load, cfg, folder_of(cfg, "questions"))
+        runs.append(Run(settings, "omne_r1", table, label, free, saves=kind in TRAINS))
+    if cfg.stage == "rl":
+        start_weights(cfg, "rl")  # refuses where stage 2 is missing
+    task, evals = distributed.first(graph_questions.load, cfg)
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
-        run_stage(run, asked[run.name][0], task, evals)
+        run_stage(run, stages[run.name][0], task, evals)
     from common import ladder
-    distributed.once(ladder.show_stages, "omne_r1", Path(cfg.out) / "omne_r1" / cfg.name, list(asked))
+    distributed.once(ladder.show_stages, "omne_r1", plumbing.folder_of(cfg), list(stages))
 
 
 def run_stage(run, kind, task, evals):
@@ -1005,27 +860,21 @@ def run_stage(run, kind, task, evals):
     lora = cfg.lora
     if kind == "sft":
         lora = cfg.sft_lora
-        examples = sft_rows(cfg, task)
+        rows = sft_rows(cfg, task)
     # a reference in memory; with adapters it is the base with them off
     frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
     policy = run.policy(folder.start or initial, trains, frozen, lora=lora)
-    evaluator = evaluate_directly if kind == "direct" else evaluate
     task, *evals = AGENT.within_limit(policy, [task, *evals], cfg)
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # of each set, between steps
-    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluator):
+    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
-            learned = [conversation_of(policy.tokenizer, row, cfg.think) for row in examples]
-            learned = calls.that_fit(learned, cfg.max_length)
-            calls.keep_learned(folder, learned, turn_label)
-            train_sft(run, policy, learned)
+            examples = [conversation_of(policy.tokenizer, row, cfg) for row in rows]
+            train_sft(run, policy, calls.to_learn(folder, examples, MAX_LENGTH, turn_label))
         elif trains:
-            asked = [q for q in task.questions if has_hops(q, cfg.train_hops)]
-            if not asked:
-                raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
-            train(run, kind, policy, initial, replace(task, questions=asked))
+            train(run, kind, policy, initial, task)
         run.evaluate(evals=evals, initial=run.name == "base")
 
 
@@ -1033,28 +882,20 @@ def start_weights(cfg, kind, evaluated=frozenset()):
     """A folder or hub id: of stages 1 and 2 the base, of stage 3 what stage 2 left. Adapters are folded into
     the model that they belong to. evaluated: fingerprints of the questions that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
-        source = left_by_sft(cfg)
+        stage = f"sft-{plumbing.NAMED[cfg.think]}"
+        source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
         if cfg.warmup_data:
-            source = warmed_up(cfg, source, evaluated)
+            source = plumbing.warmed_up(cfg, source, evaluated, conversation_of)
         source = checkpoint.find(source) or source
-    return distributed.first(models.folded, source, folder_of(cfg, "merged"))
-
-
-def left_by_sft(cfg):
-    """The checkpoint of stage 2 that stage 3 goes on from."""
-    return left_by(cfg, "omne_r1", f"sft-{NAMED[cfg.think]}", "--stage rl", called="sft")
+    return distributed.first(models.folded, source, plumbing.folder_of(cfg, "merged"))
 
 
 def parse_args(argv=None):
     """The flags, over the paper's defaults or the embedded world's."""
     cfg = flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph"))
-    if cfg.eval_only and cfg.stage != "direct":
-        cfg = replace(cfg, stage="eval")
-    cfg = graph_questions.check(replace(cfg, eval_only=cfg.stage in ("eval", "direct")))
-    graphs = [Path(graph.partition("=")[0]).stem for graph in cfg.graph.split(",")]
-    return replace(cfg, name=cfg.name or flags.run_name(cfg, *graphs))
+    return plumbing.check(cfg)
 
 
 # ================================================================ appendix: the paper's prompts, and plumbing
@@ -1181,7 +1022,7 @@ def bare_prompt(tokenizer, question, cfg):
 
 async def answer_directly(player, question, name):
     """A Trajectory of one turn, from memory, without tools. The answer is all that stands behind the
-    thoughts; em = 1 only if it equals the gold answer."""
+    thoughts, so that em is strict: a judge can say which are right (common/of_omne/judge.py)."""
     g = await player.policy.engine.generate(
         player.prompt_ids,
         stop=(),
@@ -1192,54 +1033,25 @@ async def answer_directly(player, question, name):
     text = rollout.sampled_text(player.policy.tokenizer, g.token_ids, g.stop_reason)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
-    gold = question.answers[0]
-    info = Result(said, em=float(said == gold.strip()), f1=metrics.f1(said, gold),
-                  normalised=metrics.exact_match(said, gold))
+    info = Result(said, **accuracy(said, question.answers[0]))
     return Trajectory(question.id, player.prompt_ids, [turn], info.em, info=info)
 
 
-def evaluate_directly(policy, task, cfg, progress):
-    """As evaluate. --score eval_<set>.json has a judge say which of the answers are right."""
-    agent = Agent("omne_r1", answer_directly, bare_prompt)
-    return agent.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
+# ---------------------------------------------------------------- the agents, for what common/agent.py does
 
-
-# The agent, as --ask, --collect and evaluations need it (common/agent.py)
 AGENT = Agent(
     "omne_r1",
     play,
-    prompt=lambda tokenizer, question, cfg: render_prompt(
-        tokenizer, question.question, question.type, cfg.think),
+    prompt=render_prompt,
     rows_of=lambda trajectory, question: [sampled_row(trajectory, question)],
 )
+DIRECT = Agent("omne_r1", answer_directly, prompt=bare_prompt)
 
-
-# ---------------------------------------------------------------- warm-up
-
-def warmed_up(cfg, source, evaluated=frozenset()):
-    """Folder of `source` after --warmup-data: rows as stage 2 writes and reads them. (Questions whose paths
-    are known become such rows there: --stage sft --sft-sampled 0.)"""
-    from common.warmup import warmup
-    tokenizer = models.load_tokenizer(source)
-    examples = []
-    for file in cfg.warmup_data.split(","):
-        for row in graph_questions.read_conversations(file, evaluated):
-            examples.append([conversation_of(tokenizer, row, cfg.think, apart=False)])
-    return warmup.warmed_up(cfg, "omne_r1", source, examples)
-
-
-# ---------------------------------------------------------------- the tiny policy of the embedded world
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from: one that comes
-    with the project (common/world/start), or one made here and cached."""
+    """Folder of the half-million-weight policy that the embedded world starts from."""
     from common.of_omne import world_graphs
-    endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
-
-    def agent(policy, search, question):
-        return play(AGENT.player(policy, search, question, endless, 0, 1.0), question, "demonstration")
-
-    return world_graphs.tiny_policy(cfg, agent, written, FILLERS, [*PLANS, *FOUND, *STARTS, *ENDS])
+    return world_graphs.tiny_policy(cfg, AGENT, FILLERS, [*PLANS, *FOUND, *STARTS, *ENDS])
 
 
 if __name__ == "__main__":

@@ -38,20 +38,18 @@ def graph_of_triples(rows):
 
 
 class KnowledgeGraph:
-    """encoder: a sentence-transformers id or folder for entity_matcher; empty = character n-grams (tf-idf).
-    cache: a folder for encoded names."""
+    """encoder: of entity_matcher: a sentence-transformers id or folder, or empty = character n-grams."""
 
-    def __init__(self, graph, encoder="", cache=None):
+    def __init__(self, graph, encoder=""):
         if not graph.number_of_nodes():
             raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
-        self.cache = cache
         self.left_out = Counter(graph.graph.get("left_out", {}))
 
     @classmethod
-    def from_triples(cls, rows, encoder=""):
-        return cls(graph_of_triples(rows), encoder)
+    def from_triples(cls, rows):
+        return cls(graph_of_triples(rows))
 
     def __contains__(self, name):
         return name in self.graph
@@ -89,7 +87,7 @@ class KnowledgeGraph:
     @cached_property
     def index(self):
         from common.graphs.kg_index import Index
-        return Index(list(self.graph), self.encoder, self.cache)
+        return Index(list(self.graph), self.encoder)
 
     def match(self, names, k=5):
         """For each name the k entities with the most similar ones, best first:
@@ -140,7 +138,7 @@ class KnowledgeGraph:
 # (chat.no_tags). A tokenizer's own tokens are chat.encode's matter: pass these texts as chat.Foreign.
 
 MAX_EDGES = 60
-MAX_WORDS = 3000  # of one tool's answer
+MAX_WORDS = 2000  # of one tool's answer; Omne-R1's code cuts at 2,048 tokens
 MARGIN = 20       # of them for what is said around the edges
 LETTERS = 12      # that a word may have on average: text without spaces is cut too
 NEAREST = 3       # names said where there is no such entity

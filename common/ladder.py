@@ -97,7 +97,7 @@ def run(script, table, seeds, name, out, shared):
     module = importlib.import_module(script)
     base = Path(out) / script
     methods = {}
-    first, others = {}, {}  # what others may go on from; the others
+    whole, others = {}, {}  # runs of all stages, which other rows may go on from; the other runs
     done = 0
     for seed in seeds:
         jobs, folders = jobs_of(tables[table], base, name, seed, shared)
@@ -109,11 +109,11 @@ def run(script, table, seeds, name, out, shared):
             if all(map(is_done, made)):
                 done += 1
                 continue
-            wave = first if job.name == f"{name}-seed{seed}" else others
+            wave = whole if job.name == f"{name}-seed{seed}" else others
             resume = ["--resume"] if begun else []
             wave[job] = [sys.executable, module.__file__, *flags, *resume]
-    say(f"{name}-{table}: {done + len(first) + len(others)} runs, {done} of them done before")
-    one_by_one(first | others)
+    say(f"{name}-{table}: {done + len(whole) + len(others)} runs, {done} of them done before")
+    one_by_one(whole | others)
     show(base / f"{name}-{table}", f"{script} {name}: {table}", tables[table], methods)
 
 

@@ -74,7 +74,8 @@ PIECES = {
     "tool_calls": [
         ("tool_calls.py", "import ast\nimport json\nimport re\nimport warnings\n\n"
          'ARGUMENTS = {"search": ("query",), "open": ("title", "line")}',
-         {"omne_r1.py": "MAX_CALL Fault parse_tool_call python_call json_call once_each known_tool"}),
+         {"common/of_omne/tool_calls.py":
+          "MAX_CALL Fault parse_tool_call python_call json_call once_each known_tool"}),
     ],
     "turn_logprob": [("turn_logprob.py", "", {"kernels/turn_logprob.py": "*"})],
     "weighted_ce": [

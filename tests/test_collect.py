@@ -19,6 +19,7 @@ from common.data import Split
 from common.engine import Generation
 from common.files import read_jsonl
 from common.graphs import kg_tools
+from common.of_omne import plumbing
 from common.of_omne.graph_questions import held_out
 from common.warmup import sharegpt, warmup
 from tests.served_model import Model, half_right
@@ -139,7 +140,7 @@ def test_omne_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypa
 
     made = own(play, tokenizer, says, tools)
     sharegpt.collect(cfg.warmup_data, [made], [question], omne_r1.AGENT.rows_of)
-    same_tokens([made], learned(omne_r1, monkeypatch, cfg, small))
+    same_tokens([made], learned(plumbing, monkeypatch, cfg, small, frozenset(), omne_r1.conversation_of))
 
 
 # ---------------------------------------------------------------- from the command line

@@ -13,7 +13,7 @@ import omne_r1
 from common import data, rollout, splits
 from common.formats import fingerprint
 from common.of_askit import evidence
-from common.of_omne import graph_questions
+from common.of_omne import graph_questions, plumbing
 from common.warmup import warmup
 from tests.test_warmup import HOTPOT, MUSIQUE, WIKI, write
 
@@ -222,8 +222,8 @@ def omne(tmp_path, *flags):
     triples = write(tmp_path / "g.jsonl", [["Hill", "maker", "Bo"]])
     cfg = omne_r1.parse_args([
         "--model", "m", "--graph", f"film={triples}", "--graph-encoder", "", "--data",
-        write(tmp_path / "q.jsonl", rows), "--stage", "ppo", *flags])
-    task, evals = graph_questions.load(cfg, tmp_path / "questions")
+        write(tmp_path / "q.jsonl", rows), "--stage", "ppo", "--out", str(tmp_path), *flags])
+    task, evals = graph_questions.load(cfg)
     asked = [q.question for t in evals for q in t.questions]
     return [q.question for q in task.questions] if task else [], asked, evals[0].evaluated
 
@@ -241,6 +241,9 @@ def test_omne_r1_learns_no_question_that_it_is_asked(tmp_path):
                                          "golden_answer": "Bo"}])
     learned, asked, _ = omne(tmp_path, "--eval-data", file)
     assert asked == ["who made Hill 7"] and len(learned) == 58
+    assert omne(tmp_path, "--train-hops", "12")[0] == omne(tmp_path)[0]
+    with pytest.raises(data.DataError, match="--train-hops 3: no training question"):
+        omne(tmp_path, "--train-hops", "3")
 
 
 def test_rows_of_stage_2_and_of_a_warm_up_leave_out_what_is_evaluated(tmp_path, monkeypatch, capsys):
@@ -255,8 +258,7 @@ def test_rows_of_stage_2_and_of_a_warm_up_leave_out_what_is_evaluated(tmp_path, 
     made = []
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, script, source, examples: made.extend(examples))
     monkeypatch.setattr(omne_r1.models, "load_tokenizer", lambda *_: None)
-    monkeypatch.setattr(omne_r1, "conversation_of", lambda tokenizer, row, *_, **__: row["question"])
-    omne_r1.warmed_up(cfg, "m", evaluated)
+    plumbing.warmed_up(cfg, "m", evaluated, lambda tokenizer, row, *_, **__: row["question"])
     assert made == [["Who is 0?"], ["Who is 3?"]]
     with pytest.raises(data.DataError, match="nothing is left to learn from"):
-        graph_questions.read_conversations(file, {fingerprint(f"Who is {i}?") for i in range(4)})
+        plumbing.read_conversations(file, {fingerprint(f"Who is {i}?") for i in range(4)})

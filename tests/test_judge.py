@@ -5,7 +5,6 @@ import json
 import pytest
 
 import omne_r1
-from common import data
 from common.files import RunError, read_jsonl
 from common.of_omne import judge
 from common.serve import chat_client
@@ -38,7 +37,7 @@ def verdict(right):
 
 
 def scored(tmp_path, answers):
-    """The rows that --score writes for these answers."""
+    """The rows that judging these answers leaves."""
     file = tmp_path / "answers.jsonl"
     rows = [{"question": "q %s", "golden_answer": "g", "answer": answer} for answer in answers]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -71,8 +70,8 @@ def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(said, t
 def test_a_line_that_is_no_answer_is_named(tmp_path):
     file = tmp_path / "answers.jsonl"
     file.write_text('{"question": "q"}\n')
-    with pytest.raises(data.DataError, match="line 1: expected question, golden_answer and answer"):
-        judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
+    with pytest.raises(SystemExit, match="line 1: expected question, golden_answer and answer"):
+        judge.main([str(file), "http://127.0.0.1:9/v1"])
 
 
 def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
@@ -107,7 +106,7 @@ def test_answers_from_memory_are_evaluated_and_then_judged(said, tmp_path):
     table = json.loads((tmp_path / "omne_r1/a-table.json").read_text())
     assert [row[:4] for row in table["rows"]] == [["direct", "1-2-hop", 2, ".260"]]
     prompts = said(verdict(True))
-    omne_r1.main(["--score", str(file), "--judge", "http://127.0.0.1:9/v1"])
+    judge.main([str(file), "http://127.0.0.1:9/v1"])
     rows = read_jsonl(file.with_suffix(".judged.jsonl"))
     assert [(row["question"], row["golden_answer"], row["correct"]) for row in rows] == [
         (text, "France", True) for text in texts]

@@ -91,12 +91,12 @@ def test_graphml_of_lightrag_and_nano_graphrag(name, nodes, entity):
     ("a.jsonl", '["A", "r", "B"]\n["A", "r"]\n', "record 2: expected head, relation and tail"),
     ("a.jsonl", "{\n", "record 1"),
     ("a.jsonl", '["A", 1, "B"]\n', "record 1"),
-    ("a.json", "[", "not valid JSON"),
+    ("a.json", "[", "not valid json"),
     ("a.tsv", "A B C\n", "record 1"),
     ("a.graphml", "<graphml>", "not a GraphML file"),
     ("a.graphml", "no", "not a GraphML file"),
     ("a.json", "5", "expected a list"),
-    ("a.json", "[" * 100_000, "not valid JSON"),
+    ("a.json", "[" * 100_000, "not valid json"),
     ("a.graphml", '<?xml version="1.0" encoding="bogus-8"?><graphml/>', "GraphML"),
     ("a.jsonl", "", "the graph is empty"),
     ("a.jsonl", '{"head": "A", "relation": "r"}', "record 1"),
@@ -242,6 +242,16 @@ def test_several_graphs_by_name(tmp_path):
     assert list(listed) == ["cs", "law"] and "legal" in listed["law"]
     assert list(kg_files.load_graphs(str(tmp_path))) == ["cs", "legal"]
     assert list(kg_files.load_graphs(f"{tmp_path}/cs.tsv")) == ["cs"]
+    made = networkx.Graph()
+    made.add_node("A", entity_type="x")
+    made.add_edge("A", "B", keywords="r")
+    folder = tmp_path / "bees"
+    folder.mkdir()
+    file = folder / kg_files.GRAPHML
+    networkx.write_graphml(made, file)
+    for spec, name in ((folder, "bees"), (file, "bees"), (f"a={folder}", "a"), (f"a={file}", "a")):
+        assert list(kg_files.load_graphs(str(spec))) == [name]
+    assert list(kg_files.load_graphs(str(tmp_path))) == ["bees", "cs", "legal"]
 
 
 @pytest.mark.parametrize("spec, message", [
@@ -315,11 +325,12 @@ class Letters:
 def encoded(tmp_path, monkeypatch):
     """encoded(names, query, encoder, prompts): (the nearest name, what was encoded for it)."""
     monkeypatch.setattr(kg_index, "load_encoder", lambda name: Letters())
+    monkeypatch.setattr(kg_index.cache, "folder", lambda: tmp_path)
 
     def match(names, query, encoder="letters", prompts=None):
         Letters.encoded, Letters.prompts = [], prompts or {}
         triples = [(name, "r", names[0]) for name in names]
-        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), encoder, cache=tmp_path)
+        graph = kg.KnowledgeGraph(kg.graph_of_triples(triples), encoder)
         return graph.match([query], 1)[0][0]["name"], Letters.encoded
 
     return match

@@ -18,9 +18,9 @@ import kernels
 import omne_r1
 from common import checkpoint, data, ladder, rollout, training
 from common import model as models
-from common.files import read_jsonl
+from common.files import RunError, read_jsonl
 from common.graphs import kg_files, kg_tools
-from common.of_omne import calls, graph_questions
+from common.of_omne import calls, graph_questions, plumbing
 from common.of_omne import world_graphs as graphs
 from common.of_omne.calls import is_standard
 from common.rollout import Policy, Trajectory, Turn
@@ -30,6 +30,7 @@ from tests.conftest import Scripted, sample
 from tests.test_retriever import serving
 
 CFG = omne_r1.parse_args([])
+OFF = omne_r1.replace(CFG, think="off")
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,8 @@ def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch,
         made.append(Trajectory("q", [5, 6, 10 + i], [first, last], reward=i % 3 / 2, info=omne_r1.Result()))
     cfg = omne_r1.replace(
         PPO, lr=.05, head_lr=.05, kl_coef=.05, mini_batch=2, epochs=2, temperature=.7, gamma=.9, lam=.8,
-        clip=.02, grad_clip=grad_clip, value_coef=.5, lr_warmup=1.0, steps=4)
+        clip=.02, value_coef=.5, lr_warmup=1.0, steps=4)
+    monkeypatch.setattr(omne_r1, "GRAD_CLIP", grad_clip)
     model, expected, initial = (models.load_model(policy_folder) for _ in range(3))
     with torch.no_grad():
         for p in initial.parameters():
@@ -330,7 +332,7 @@ def conversation(tokenizer, *said):
 
 def weights_of(tokenizer, batch, weight):
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
-    return omne_r1.sft_weights(batch, tags, weight)
+    return omne_r1.sft_weights(batch, *tags, weight)
 
 
 CONVERSATIONS = {
@@ -534,12 +536,13 @@ def test_a_description_cannot_end_the_observation_or_forge_an_answer(qwen, tmp_p
 
 def test_the_prompt_of_a_real_tokenizer(qwen):
     tokenizer = models.load_tokenizer(str(qwen))
-    text = tokenizer.decode(omne_r1.render_prompt(tokenizer, "Who wrote it?", "cs", "on"))
+    question = data.Question("q", "Who wrote it?", [], type="cs")
+    text = tokenizer.decode(omne_r1.render_prompt(tokenizer, question, CFG))
     assert text.startswith("<|im_start|>system\nAnswer the given question using knowledge graph tools.")
     assert "must be 'cs' for this question\", \"enum\": [\"cs\"]}" in text
     assert '<tool_call>node_info(node_name="Rastrigin Function", graph_type="cs")</tool_call>' in text
     assert text.endswith("<|im_start|>user\nWho wrote it?<|im_end|>\n<|im_start|>assistant\n")
-    off = tokenizer.decode(omne_r1.render_prompt(tokenizer, "Who wrote it?", "cs", "off"))
+    off = tokenizer.decode(omne_r1.render_prompt(tokenizer, question, OFF))
     assert off == text + "<think>\n\n</think>\n\n"
 
 
@@ -560,10 +563,10 @@ def test_template_rows_walk_the_path_and_are_right(tokenizer, tools, small_world
         done, _ = play(tokenizer, said, tools, by_id[row["id"]])
         assert done.info.em == 1 and done.info.problem == "" and is_standard(done)
         # what is learned from the file is what would have been sampled
-        read = omne_r1.conversation_of(tokenizer, row, "on")
+        read = omne_r1.conversation_of(tokenizer, row, CFG)
         assert [(t.ids, t.observation_ids) for t in read.turns] == [
             (t.ids, t.observation_ids) for t in done.turns]
-        bare = omne_r1.conversation_of(tokenizer, row, "off")
+        bare = omne_r1.conversation_of(tokenizer, row, OFF)
         assert all("<think>" not in t.text for t in bare.turns)
 
 
@@ -579,6 +582,9 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
     calls = [omne_r1.written(call) for q in questions for call in omne_r1.template_calls(q)]
     thoughts = [thought for q in questions for thought in omne_r1.thoughts(q)[:-1]]
     assert 1.7 < tokens(thoughts) / tokens(calls) < 2.4
+    # one filler before all, a second one behind the two first thoughts and half of the third ones
+    assert all(thought.startswith(omne_r1.FILLERS) for thought in thoughts)
+    assert .75 < rollout.mean(thought.endswith(omne_r1.FILLERS) for thought in thoughts) < .92
 
 
 def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):
@@ -631,6 +637,30 @@ def test_stage_1_gives_a_row_for_each_right_trajectory_and_samples_none_twice(to
     assert sampled() == made and sampled([]) == []  # in the order of the questions, whatever was cut
 
 
+def test_rows_of_other_settings_are_not_mixed_and_nothing_is_written_without_stage_1(tmp_path):
+    cfg = omne_r1.replace(CFG, out=str(tmp_path), name="a", sft_sampled=0)
+    for _ in range(2):
+        assert plumbing.begin_conversations(cfg) == (tmp_path / "omne_r1/a-sft-data", None)
+    settings = tmp_path / "omne_r1/a-sft-data/settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"of before": 1}))
+    plumbing.begin_conversations(cfg)
+    with pytest.raises(RunError, match="other settings"):
+        plumbing.begin_conversations(omne_r1.replace(cfg, seed=7))
+    with pytest.raises(checkpoint.ModelError, match="run --stage ppo first"):
+        plumbing.begin_conversations(omne_r1.replace(cfg, name="b", sft_sampled=3))
+    assert [folder.name for folder in (tmp_path / "omne_r1").iterdir()] == ["a-sft-data"]
+
+
+def test_conversations_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
+    folder = types.SimpleNamespace(path=tmp_path, append=lambda name, rows: None)
+    short, long = (Trajectory("q", [1], [Turn([1] * n, [0.0] * n, "", ANSWER)], info=calls.Taught())
+                   for n in (2, 3))
+    assert calls.to_learn(folder, [short, long], 3, omne_r1.turn_label) == [short]
+    assert "1 of 2 conversations are over 3 tokens" in capsys.readouterr().out
+    with pytest.raises(data.DataError, match="fits into 3 tokens"):
+        calls.to_learn(folder, [long], 3, omne_r1.turn_label)
+
+
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     """Qwen2.5's tokenizer splits the tags, and merges them with what stands beside them."""
     tokenizer = models.load_tokenizer(str(qwen))
@@ -653,7 +683,7 @@ def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     ids = omne_r1.encode_turn(split, text)
     batch = rollout.collate([Trajectory("q", [1], [Turn(ids, [0.0] * len(ids), "", text)])])
     tags = [split(tag)["input_ids"] for tag in ("<think>", "</think>")]
-    weights = omne_r1.sft_weights(batch, tags, .5)
+    weights = omne_r1.sft_weights(batch, *tags, .5)
     assert int((weights == .5).sum()) == len("<think> a b </think>")
 
 
@@ -702,18 +732,18 @@ def test_a_row_that_is_none_is_refused_by_line(tmp_path, more, words):
     row = {"id": "1", "graph_type": "film", "question": "?", "conversations": SAID} | more
     file.write_text(json.dumps(row) + "\n")
     if not words:
-        assert graph_questions.read_conversations(file) == [row]
+        assert plumbing.read_conversations(file) == [row]
         return
     with pytest.raises(data.DataError, match=words):
-        graph_questions.read_conversations(file)
+        plumbing.read_conversations(file)
 
 
 def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(tokenizer):
     said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "<think> a the </think>"}]
     row = {"id": "7", "graph_type": "film", "question": "?", "conversations": said}
-    assert omne_r1.conversation_of(tokenizer, row, "on").turns[0].ids
+    assert omne_r1.conversation_of(tokenizer, row, CFG).turns[0].ids
     with pytest.raises(data.DataError, match="conversation 7: .*nothing left"):
-        omne_r1.conversation_of(tokenizer, row, "off")
+        omne_r1.conversation_of(tokenizer, row, OFF)
 
 
 # ---- the world's graphs
@@ -887,7 +917,7 @@ def test_a_row_of_table_5_learns_the_conversations_of_the_whole_run(tmp_path, po
 
 
 def stages(*line):
-    return omne_r1.stages_of(omne_r1.parse_args(line))
+    return plumbing.stages_of(omne_r1.parse_args(line), omne_r1.STAGES)
 
 
 def test_stages_of_the_world_and_of_the_paper():
@@ -959,7 +989,7 @@ def test_the_papers_numbers_are_those_of_its_tables():
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     small = (
         "--graph-encoder= --questions-per-step 2 --mini-batch 2 --per-graph 3 --eval-limit 2 --sft-sampled 0 "
-        "--sft-templates 3 --sft-epochs 2 --sft-batch 1 --max-turn 8 --steps 2 --max-words 60 "
+        "--sft-templates 3 --sft-epochs 2 --sft-batch 1 --max-turn 8 --steps 2 --max-edges 3 "
         "--max-rounds 3").split()
     source = next(sample("lightrag_graph").rglob("*.graphml"))
     args = [*small, "--model", str(qwen), "--graph", f"cs={source}", "--out", str(tmp_path), "--name"]
@@ -1014,7 +1044,7 @@ def test_a_template_whose_step_a_cut_answer_does_not_show_is_left_out():
 
 
 def test_test_questions_that_begin_where_one_for_training_does_are_left_out(tmp_path, monkeypatch, capsys):
-    def questions(folder, graphs, teacher, cfg, count, seeds):
+    def questions(folder, graphs, teacher, cfg, count, side):
         starts = {"train": ["A", "B"], "test": ["B", "C"]}[folder.name]
         return [asked(id=s, evidences=[[s, "r", "x"]]) for s in starts]
 
@@ -1035,7 +1065,6 @@ OWN = ("--graph", "cs={out}/t.jsonl", "--graph-encoder=", "--data", "{out}/q.jso
 @pytest.mark.parametrize("args, row, message", [
     ((), {}, "--graph :"),
     (("--graph", "cs=nowhere.graphml"), {}, "no such file"),
-    (("--score", "a.jsonl"), {}, "needs --judge"),
     ((*WORLD, "--teacher", "http://127.0.0.1:9/v1"), {}, "words its own questions"),
     (REMOTE, {}, "its questions stand in"),
     ((*WORLD, "--stage", "rl"), {}, "run --stage sft first"),

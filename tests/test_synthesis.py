@@ -39,10 +39,13 @@ CCD = ["Colony Collapse Disorder (CCD)", "Nosema", "Fumagilin-B", "Aspergillus",
 WELL = "What treats the pathogen that is linked to Colony Collapse Disorder?"
 
 
-def synthesize(graphs, folder, teacher, count, only=None, **options):
-    """From all seed nodes, or only from these."""
+def synthesize(graphs, folder, teacher, count, only=None, unique=True, **constants):
+    """From all seed nodes, or only from these. constants: such as rounds=2."""
     starts = only or {name: synthesis.seeds(graph) for name, graph in graphs.items()}
-    return synthesis.synthesize(graphs, starts, folder, teacher, count, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(synthesis, name.upper(), value)
+        return synthesis.synthesize(graphs, starts, folder, teacher, count, unique)
 
 
 def tree(directed=False, width=3):
@@ -98,11 +101,10 @@ def test_seeds_of_the_sample_graphs(name, nodes, expected):
 def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
     small = path_graph(3, 300)
     large = path_graph(4, 350)
-    train, test = synthesis.split_seeds(small)
+    train, test = (synthesis.seeds(small, side=side) for side in ("train", "test"))
     assert sorted(train + test) == sorted(synthesis.seeds(small)) and not set(train) & set(test)
     assert .04 < len(test) / len(train + test) < .18
-    assert set(test) & set(synthesis.seeds(large)) <= set(synthesis.split_seeds(large)[1])
-    assert synthesis.split_seeds(small, test_share=0)[1] == []
+    assert set(test) & set(synthesis.seeds(large)) <= set(synthesis.seeds(large, side="test"))
 
 
 # ---- what is rejected
@@ -221,10 +223,10 @@ class Words:
     def __init__(self, *drafts):
         self.drafts = list(drafts)
 
-    def draft(self, graph, item, attempt, previous, answers):
+    def draft(self, graph, item, attempt, previous):
         return self.drafts.pop(0)
 
-    def judge(self, draft, item, attempt, answers):
+    def judge(self, draft, item, attempt):
         return True, ""
 
 
@@ -236,7 +238,8 @@ def rules(folder):
     return [row["rule"] for row in files.read_jsonl(folder / "rejected.jsonl")]
 
 
-ROOT = {"kinds": ("12",), "only": {"tree": ["Root"]}}
+SHORT = {"12": synthesis.KINDS["12"]}
+ROOT = {"kinds": SHORT, "only": {"tree": ["Root"]}}
 
 
 def test_the_rows_of_questions_and_of_a_duplicate(tmp_path):
@@ -301,7 +304,7 @@ def test_a_folder_s_questions_are_made_once_and_anew_with_other_settings(tmp_pat
 
     def questions(graph, cfg, count=3):
         return graph_questions.write_questions(
-            tmp_path / "q", {"tree": graph}, Template(), cfg, count, synthesis.seeds)
+            tmp_path / "q", {"tree": graph}, Template(), cfg, count)
 
     first = questions(tree(), cfg)
     assert questions(tree(), cfg) == first and len(first) == 6 and len(made) == 1
@@ -395,16 +398,20 @@ def test_nonsense_then_a_leak_then_a_good_question_with_the_feedback_of_each(ope
     verdicts = ['{"valid": false, "reason": "Too easy."}', YES]
     drafts = [
         "Of course! Here is your question.",
+        as_json(["Root", "N01"], "What is below Root?", "N01"),
         as_json(["Root", "N0", "N01"], "What is below N0, below Root?", "N01"),
         as_json(["Root", "N0", "N01"], "What is two below Root?", "N01"),
         as_json(["Root", "N0", "N02"], "What comes of a child of Root?", "N02"),
     ]
     server = openai(lambda prompt: verdicts.pop(0) if JUDGE in prompt else drafts.pop(0))
-    row, = synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=4)
+    row, = synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=5)
     assert row["golden_answer"] == "N02" and row["relations"] == ["child 0", "child 2"]
-    assert rules(tmp_path) == ["unreadable JSON", "inner node named", "judge says no"]
-    first, second, with_leak, judged, again, last = prompts(server)
+    assert rules(tmp_path) == [
+        "unreadable JSON", "path not connected", "inner node named", "judge says no"]
+    first, second, wrong_path, with_leak, judged, again, last = prompts(server)
     assert JUDGE in judged and JUDGE in last and "not good enough" not in first + second
+    no_edge = "No edge of the graph joins 'Root' and 'N01'."
+    assert f"path validity: False\nquestion feedback: {no_edge}" in wrong_path
     assert """\
 previous path: ['Root', 'N0', 'N01']
 previous question: What is below N0, below Root?
@@ -416,15 +423,6 @@ question feedback: The question reveals the name of a middle node 'N0' in the pa
     path, headers, request = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer sk-secret-7"
     assert request.keys() == {"model", "messages"} and request["model"] == "r1"
-
-
-def test_a_wrong_path_is_said_to_be_invalid(openai, tmp_path):
-    drafts = [as_json(["Root", "N01"], "What is below Root?", "N01"),
-              as_json(["Root", "N1"], "What is below Root?", "N1")]
-    server = openai(lambda prompt: YES if JUDGE in prompt else drafts.pop(0))
-    synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT)
-    assert "path validity: False\nquestion feedback: No edge of the graph joins 'Root' and 'N01'." \
-        in prompts(server)[1]
 
 
 def test_the_prompts_are_the_appendix_s():
@@ -481,13 +479,11 @@ def test_what_is_said_around_an_answer_is_looked_past(around):
     assert synthesis.read_verdict(around.format(YES)) == (True, "fine")
 
 
-@pytest.mark.parametrize("text", [
-    '{"valid": "true"}', '{"valid": 1}', "{}", '{"valid": true, "reason": 7}', "yes",
-])
-def test_what_is_no_verdict_is_named(text):
-    with pytest.raises(chat_client.BadAnswer) as raised:
-        synthesis.read_verdict(text)
-    assert raised.value.rule == "unreadable JSON"
+def test_what_is_no_verdict_is_named():
+    for text in ('{"valid": "true"}', '{"valid": 1}', "{}", '{"valid": true, "reason": 7}', "yes"):
+        with pytest.raises(chat_client.BadAnswer) as raised:
+            synthesis.read_verdict(text)
+        assert raised.value.rule == "unreadable JSON"
     assert synthesis.read_verdict('{"valid": false, "reason": "a\\nb"}') == (False, "a b")
 
 
@@ -509,10 +505,10 @@ def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
 def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_path, answer, rule, reason):
     server = openai(lambda prompt: answer)
     with pytest.raises(files.RunError, match=f"30 unusable answers in a row.*{reason}"):
-        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90, kinds=("12",))
+        synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 90, kinds=SHORT)
     assert set(rules(tmp_path)) == {rule} and 30 <= len(server.asked) <= 32
     server.answer = good_answers
-    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=("12",))) == 3
+    assert len(synthesize({"tree": tree()}, tmp_path, server.teacher(), 3, kinds=SHORT)) == 3
 
 
 def test_a_draft_that_can_be_read_starts_the_count_anew(openai, tmp_path, monkeypatch):
@@ -534,7 +530,7 @@ def good_answers(prompt):
 def test_killed_at_any_answer_no_question_is_asked_twice_and_the_rows_are_the_same(
         openai, tmp_path, monkeypatch):
     server = openai(good_answers)
-    options = {"kinds": ("12",), "attempts": 2, "rounds": 2, "unique": False}
+    options = {"kinds": SHORT, "attempts": 2, "rounds": 2, "unique": False}
     graphs = {"path": path_graph(3, 18)}  # 20 seed nodes; each gives the same draft again in its second turn
     whole = synthesize(graphs, tmp_path / "whole", server.teacher(), 20, **options)
     assert len(whole) == 19
@@ -564,7 +560,7 @@ def test_requests_are_concurrent(openai, tmp_path):
     server = openai(good_answers)
     server.lock = contextlib.nullcontext()
     server.answer = lambda prompt: together.wait() < 4 and good_answers(prompt)
-    options = {"kinds": ("12",), "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
+    options = {"kinds": SHORT, "only": {"tree": ["N0", "N1", "N2", "Root"]}, "rounds": 1, "unique": False}
     asker = server.teacher(concurrency=4)
     assert len(synthesize({"tree": tree()}, tmp_path, asker, 4, **options)) == 4
     assert len(server.asked) == 8
@@ -583,7 +579,7 @@ def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tm
     for url, said in (("http://127.0.0.1:9/v1", "refused.*same command"), ("nowhere", "no address")):
         with pytest.raises(files.RunError, match=f"--teacher.*{said}"):
             synthesize({"tree": tree()}, tmp_path, Teacher(url, "r1"), 2)
-    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=("12",))
+    assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=SHORT)
 
 
 # ---- real graphs

@@ -1,4 +1,4 @@
-"""omne_r1.parse_tool_call: calls in two styles, names of every kind, and a named fault for what is none."""
+"""of_omne/tool_calls.py: calls in two styles, names of every kind, and a named fault for what is none."""
 
 import json
 import random
@@ -9,7 +9,8 @@ import pytest
 
 import omne_r1
 from common.graphs import kg_tools
-from omne_r1 import MAX_CALL, Fault, parse_tool_call, written
+from common.of_omne import tool_calls
+from common.of_omne.tool_calls import MAX_CALL, Fault, parse_tool_call, written
 from tests.conftest import sample
 
 CAUX = ("node_info", {"node_name": "Pays de Caux", "graph_type": "agriculture"})
@@ -153,7 +154,7 @@ def test_a_fence_or_a_list_around_a_call_is_said_and_no_right_round(around, word
 
 
 def test_every_tool_has_a_signature_of_its_own(monkeypatch):
-    monkeypatch.setattr(omne_r1, "ARGUMENTS", {"search": ("query",), "range": ("first", "last")})
+    monkeypatch.setattr(tool_calls, "ARGUMENTS", {"search": ("query",), "range": ("first", "last")})
     in_json = '{"name": "search", "arguments": {"query": "a, b"}}'
     for call in ("search('a, b')", "search(query='a, b')", in_json):
         assert parse_tool_call(call) == ("search", {"query": "a, b"})

@@ -17,6 +17,7 @@ from common.formats import _text as text_of
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
+GRAPH_NAME = r"[\w.-]+"  # it may stand in a prompt
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
 UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
@@ -25,9 +26,26 @@ UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, net
 def load_graphs(spec, encoder=""):
     """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
     folders), or of one graph (named by its own)."""
+    found = {}
+    for name, source in named_sources(spec):
+        if not re.fullmatch(GRAPH_NAME, name) or not str(source):
+            raise GraphError(f"--graph {name}={source}: expected NAME=FILE, "
+                             "and a name of letters, digits, . - _")
+        if name in found:
+            raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
+        found[name] = source
+    return {name: load_graph(source, encoder) for name, source in found.items()}
+
+
+def named_sources(spec):
+    """[(name, file or folder)]"""
     path = Path(spec)
-    if path.is_dir() and not is_graph_folder(path):
-        pairs = []
+    if path.name == GRAPHML and path.is_file():
+        path = path.parent
+    pairs = []
+    if is_graph_folder(path):
+        pairs.append((path.resolve().name, path))
+    elif path.is_dir():
         for entry in sorted(path.iterdir()):
             if entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv"):
                 pairs.append((entry.stem, entry))
@@ -35,22 +53,13 @@ def load_graphs(spec, encoder=""):
                 pairs.append((entry.name, entry))
         if not pairs:
             raise GraphError(f"{spec}: no graph in this folder ({KINDS_OF_FILE}, or folders)")
-    elif path.exists() or "=" not in spec:
-        name = path.stem if path.is_file() else path.resolve().name
-        if path.name == GRAPHML:
-            name = path.resolve().parent.name
-        pairs = [(name, path)]
+    elif "=" in spec and not path.exists():
+        for part in spec.split(","):
+            name, _, source = part.partition("=")
+            pairs.append((name.strip(), source.strip()))
     else:
-        pairs = [[part.strip() for part in both.partition("=")[::2]] for both in spec.split(",")]
-    found = {}
-    for name, source in pairs:
-        if not re.fullmatch(r"[\w.-]+", name) or not str(source):
-            raise GraphError(f"--graph {name}={source}: expected NAME=FILE, "
-                             "and a name of letters, digits, . - _")
-        if name in found:
-            raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
-        found[name] = source
-    return {name: load_graph(source, encoder) for name, source in found.items()}
+        pairs.append((path.stem, path))     # what is not there, load_graph refuses
+    return pairs
 
 
 def is_graph_folder(folder):
@@ -91,24 +100,27 @@ def read_file(path):
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return read_graphml(path)
-    wanted = "JSON" if suffix == ".json" else "UTF-8 text"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        rows = json.loads(text) if suffix == ".json" else text.split("\n")
+        rows = text.split("\n")
+        if suffix == ".json":
+            rows = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise GraphError(f"{path}: not valid {wanted}: {error}") from None
+        raise GraphError(f"{path}: not valid {suffix.removeprefix('.')}: {error}") from None
     if not isinstance(rows, list):
         raise GraphError(f"{path}: expected a list of triples")
     if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
         return _of_evidences(path, rows)
     triples = []
     for number, row in enumerate(rows, 1):
+        if suffix != ".json" and not row.strip():
+            continue
         try:
-            if suffix == ".json":
-                triples.append(triple(row))
-            elif row.strip():
-                parts = json.loads(row) if suffix == ".jsonl" else _cells(row.rstrip("\r"))
-                triples.append(triple(parts))
+            if suffix == ".jsonl":
+                row = json.loads(row)
+            elif suffix != ".json":
+                row = _cells(row.rstrip("\r"))
+            triples.append(triple(row))
         except (ValueError, RecursionError):
             raise GraphError(f"{path}: record {number}: "
                              "expected head, relation and tail, three strings") from None
@@ -178,11 +190,13 @@ def read_graphml(path):
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
     left_out = graph.graph["left_out"]
-    twice = Counter(map(plain, read))
-    names = {name: plain(name) for name in read if plain(name)}
-    for name in names:
-        if twice[plain(name)] > 1:  # ("Heroes" with quotes is another than Heroes)
-            names[name] = " ".join(name.split())
+    times = Counter(map(plain, read))
+    names = {}  # by their ids, which mostly are names
+    for number in read:
+        if plain(number):
+            names[number] = plain(number)
+            if times[plain(number)] > 1:  # ("Heroes" with quotes is another than Heroes)
+                names[number] = " ".join(number.split())
     if not lightrag:
         names = _names_behind_numbers(path, read) or names
     for number, node in read.nodes(data=True):
@@ -222,14 +236,20 @@ def _names_behind_numbers(path, read):
     numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
     if numbers < .9 * len(read) or not len(read):
         return {}
-    found = {number: _first(node, NAMES) for number, node in read.nodes(data=True)}
-    found = {number: name for number, name in found.items() if name}
+    found = {}
+    for number, node in read.nodes(data=True):
+        name = _first(node, NAMES)
+        if name:
+            found[number] = name
     if not found:
         attributes = _attributes(node for _, node in read.nodes(data=True))
         raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
                          f"{', '.join(NAMES)}; its nodes have {attributes}")
-    twice = Counter(found.values())
-    return {number: f"{name} ({number})" if twice[name] > 1 else name for number, name in found.items()}
+    times = Counter(found.values())
+    for number, name in found.items():
+        if times[name] > 1:
+            found[number] = f"{name} ({number})"
+    return found
 
 
 def _attributes(rows):

@@ -25,7 +25,7 @@ def kept_vectors(path, make):
 
 
 class Index:
-    def __init__(self, names, encoder="", folder=None):
+    def __init__(self, names, encoder=""):
         self.names = names
         self.encoder = encoder
         self.cores = threading.Semaphore(os.cpu_count() or 1)  # more blocks at once cost memory alone
@@ -37,7 +37,7 @@ class Index:
         self.model = load_encoder(encoder)
         _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         name = cache.key([encoder, cache.digest(encoder), self.prefix, *names])
-        path = (folder or cache.folder()) / f"entities-{name}.npy"
+        path = cache.folder() / f"entities-{name}.npy"
         self.vectors = kept_vectors(path, lambda: self._encode(names))  # (n, d), of length 1
 
     def _encode(self, texts):

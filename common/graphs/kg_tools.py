@@ -145,10 +145,10 @@ class HTTPTools(Tools, http_client.Client):
         return [kg.harmless_lines(self.text(text, "answers")) for text in found]
 
 
-def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES, max_words=kg.MAX_WORDS):
+def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES):
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec)
     graphs = kg_files.load_graphs(spec, encoder)
     for name, graph in graphs.items():
         graph.say_left_out(name)
-    return LocalTools(graphs, max_edges, max_words)
+    return LocalTools(graphs, max_edges)

@@ -3,10 +3,10 @@
     teacher = Template()                    or Teacher("http://127.0.0.1:8000/v1", "deepseek-r1")
     rows = synthesize({"cs": graph}, {"cs": seeds(graph)}, folder, teacher, count=500)
 
-Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; path_fault
-and name_fault check them, and the teacher judges what is left. A draft that fails goes back with what was
-wrong. docs/data.md has the files of the folder. The order of the work is always the same, and no answer that
-is on file is asked for again: the same command goes on with an interrupted synthesis, to the same rows.
+Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; fault_of
+checks them, and the teacher judges what is left. A draft that fails goes back with what was wrong.
+docs/data.md has the files of the folder. The order of the work is always the same, and no answer that is on
+file is asked for again: the same command goes on with an interrupted synthesis, to the same rows.
 
 A path is a list of names. An edge joins two nodes from either end, as the tools show it; where a directed
 graph's edge is gone against its direction, its label is "inverse of …".
@@ -30,13 +30,13 @@ from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, C
 DEPTH = 3               # of the subgraph around a seed node
 SMALLEST = 20           # nodes of a subgraph
 LARGEST = 400           # nodes of a subgraph
+TEST_SHARE = .1         # of the seed nodes (ours)
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
+TITLES = {"12": "1/2 hop", "3": "3+ hop"}
+ATTEMPTS = 3            # drafts in a turn (ours)
 ROUNDS = 10             # turns that a seed node has at most (ours)
 MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
 INVERSE = "inverse of "
-TITLES = {"12": "1/2 hop", "3": "3+ hop"}
-JUDGED = "judge says no"
-DUPLICATE = "duplicate"
 AMBIGUOUS = "another node reached"
 
 
@@ -52,11 +52,11 @@ class Item:
 
 @dataclass
 class Draft:
-    """What a teacher drafted. rule and reason say why it is no question; both are empty where it is one."""
+    """What a teacher drafted. rule and reason say why it is no question; of a question the rule is empty."""
     path: list
     question: str
     answer: str
-    relations: list | None = None   # a label a step, where the teacher knows which edges it took
+    relations: list | None = None   # a label a step; None: the teacher does not know which edges it took
     rule: str = ""
     reason: str = ""
     path_valid: bool = True
@@ -65,34 +65,25 @@ class Draft:
 
 # ---------------------------------------------------------------- seed nodes
 
-def seeds(graph, largest=LARGEST):
+def seeds(graph, largest=LARGEST, side=""):
     """The nodes, in the graph's order, from which paths may start: within three steps lie 20 to `largest`
-    nodes, the start among them, and one at least is three steps away. Edges are gone either way."""
+    nodes, the start among them, and one at least is three steps away. Edges are gone either way. side: those
+    for "train" or for "test", by a hash of the name alone, whatever else is in the graph; empty = all."""
     around = networkx.Graph(graph.graph)
     found = []
     for node in around:
         others = networkx.bfs_edges(around, node, depth_limit=DEPTH)  # an edge a node; lazy, for hubs
         size = 1 + sum(1 for _ in itertools.islice(others, largest))
         if SMALLEST <= size <= largest and max(subgraph(around, node).values()) == DEPTH:
-            found.append(node)
+            in_test = stable_seed(0, "test", node) / 2 ** 63 < TEST_SHARE   # the seed's range is 0 to 2 ** 63
+            if not side or in_test == (side == "test"):
+                found.append(node)
     return found
 
 
 def subgraph(around, node):
     """{node: steps from this one}, nearest first."""
     return networkx.single_source_shortest_path_length(around, node, cutoff=DEPTH)
-
-
-def split_seeds(graph, test_share=0.1, largest=LARGEST):
-    """(seed nodes for training, for testing), by a hash of the name: a node's side does not depend on what
-    else is in the graph."""
-    train = []
-    test = []
-    for node in seeds(graph, largest):
-        drawn = stable_seed(0, "test", node) / 2 ** 63  # in [0, 1)
-        side = test if drawn < test_share else train
-        side.append(node)
-    return train, test
 
 
 # ---------------------------------------------------------------- paths
@@ -119,7 +110,10 @@ def reached(graph, start, relations):
     """The nodes at the end of this sequence of labels. The start is none of them: a question names it."""
     here = {start}
     for label in relations:
-        here = {there for node in here for relation, there in steps(graph, node) if relation == label}
+        following = set()
+        for node in here:
+            following |= {other for relation, other in steps(graph, node) if relation == label}
+        here = following
     return here - {start}
 
 
@@ -159,11 +153,29 @@ def is_named(name, question):
     return False
 
 
-# ---------------------------------------------------------------- checks
+# ---------------------------------------------------------------- checks: the first rule that a draft breaks
+
+def fault_of(draft, graph, kind, unique):
+    """(rule, reason) that a draft is no question for, or None. unique: another answer by the same relations
+    is such a reason, and not only marked. Fills in what is left open of its path."""
+    fault = path_fault(graph, kind, draft.path, draft.answer)
+    draft.path_valid = fault is None
+    fault = fault or name_fault(draft.path, draft.question, draft.answer)
+    if fault:
+        return fault
+    if draft.relations is None:
+        draft.relations = relations_along(graph, draft.path)
+    to_answer = draft.relations[:draft.path.index(draft.answer)]
+    others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
+    draft.ambiguous = bool(others)
+    if others and unique:
+        return AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations."
+    return None
+
 
 def path_fault(graph, kind, path, answer):
-    """(rule, reason) of the first rule that a path breaks; None where it is valid: a connected path of the
-    graph that contains the answer, of the kind's length."""
+    """A path is valid if it is a connected one of the graph, contains the answer, and has the kind's length.
+    """
     for place, node in enumerate(path):
         if node not in graph:
             return "node not in the graph", f"The graph has no node '{node}'."
@@ -184,7 +196,7 @@ def path_fault(graph, kind, path, answer):
 
 
 def name_fault(path, question, answer):
-    """The same of a question: it names the start and no other node of the path."""
+    """A question names the start and no other node of the path."""
     if not is_named(path[0], question):
         return "start node not named", (f"The question does not name the starting node '{path[0]}', "
                                         "so the answerer does not know where to search from.")
@@ -216,18 +228,20 @@ class Template:
     wording(graph, path, relations) -> question. weigh(relation) -> how likely an edge is to be taken, among
     those of its node (0: never); where all of them together weigh less than 1, the walk may end instead.
     facts(graph, name) -> the edges that may be taken, in place of graph.facts."""
-    concurrency = 1
+    concurrency = 1     # items in work at a time
 
     def __init__(self, wording=question_of_labels, weigh=None, facts=kg.KnowledgeGraph.facts):
         self.wording = wording
         self.weigh = weigh
         self.facts = facts
 
-    def draft(self, graph, item, attempt, previous=None, answers=None):
-        drawn = stable_seed(0, item.graph_type, item.kind, item.seed_node, item.round, attempt)
-        rng = random.Random(drawn)
+    def draft(self, graph, item, attempt, previous=None):
+        seed = stable_seed(0, item.graph_type, item.kind, item.seed_node, item.round, attempt)
+        rng = random.Random(seed)
         path, relations = self.walk(graph, item.seed_node, rng.randint(*KINDS[item.kind]), rng)
-        question = self.wording(graph, path, relations) if relations else ""
+        question = ""
+        if relations:
+            question = " ".join(self.wording(graph, path, relations).split())
         return Draft(path, question, path[-1], relations)
 
     def walk(self, graph, start, nodes, rng):
@@ -246,7 +260,7 @@ class Template:
             relations.append(relation)
         return path, relations
 
-    def judge(self, draft, item, attempt, answers=None):
+    def judge(self, draft, item, attempt):
         return True, ""
 
 
@@ -353,14 +367,14 @@ def relation_lines(graph, seed_node):
 def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
-    path = value.get("path")
-    words = [value.get("question"), value.get("answer")]
-    if isinstance(path, list) and path:
-        words = [*path, *words]
-    if len(words) < 3 or not all(isinstance(word, str) and word.strip() for word in words):
+    path, question, answer = value.get("path"), value.get("question"), value.get("answer")
+    if not isinstance(path, list) or not path or not all(map(is_text, [*path, question, answer])):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
-    *path, question, answer = [kg.one_line(word) for word in words]
-    return Draft(path, question, answer)
+    return Draft(list(map(kg.one_line, path)), kg.one_line(question), kg.one_line(answer))
+
+
+def is_text(value):
+    return isinstance(value, str) and bool(value.strip())
 
 
 def read_verdict(text):
@@ -373,24 +387,24 @@ def read_verdict(text):
 
 
 class Teacher(Chat):
-    """A model behind an OpenAI-compatible address. answers: a files.Keyed of what it said."""
+    """A model behind an OpenAI-compatible address."""
+    answers = None      # files.Keyed of what it said, of the folder that synthesize fills
 
     def __init__(self, url, model):
         super().__init__(url, model, "--teacher")
         self.unread = 0  # answers in a row that could not be read
 
-    def draft(self, graph, item, attempt, previous, answers):
-        prompt = generation_prompt(graph, item, previous)
-        draft = self.asked(f"{item.id}/{attempt}", prompt, read_draft, answers)
+    def draft(self, graph, item, attempt, previous):
+        draft = self.asked(f"{item.id}/{attempt}", generation_prompt(graph, item, previous), read_draft)
         draft.path = [graph.named(name) or name for name in draft.path]
         draft.answer = graph.named(draft.answer) or draft.answer
         return draft
 
-    def judge(self, draft, item, attempt, answers):
+    def judge(self, draft, item, attempt):
         prompt = JUDGE % (draft.path, draft.question)
-        return self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict, answers)
+        return self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict)
 
-    def asked(self, key, prompt, read, answers):
+    def asked(self, key, prompt, read):
         """read(the model's answer). One that can be read is kept, and not asked for again; for any other
         BadAnswer is raised, and RunError where the teacher cannot be understood."""
         def ask():
@@ -400,7 +414,7 @@ class Teacher(Chat):
 
         own = stable_seed(self.model, prompt)  # of another model or graph the key is another
         try:
-            found = read(answers.of(f"{key}/{own}", ask)["text"])
+            found = read(self.answers.of(f"{key}/{own}", ask)["text"])
         except BadAnswer as bad:
             self.unread += 1
             if self.unread >= NEVER_READ:
@@ -411,102 +425,85 @@ class Teacher(Chat):
         return found
 
 
-# ---------------------------------------------------------------- one question
+# ---------------------------------------------------------------- all of them
 
-def attempt_all(graph, teacher, item, answers, attempts, unique):
+def drafts_of(item, graph, teacher, unique):
     """[Draft] of an item, up to the first that is a question."""
-    tried = []
+    drafts = []
     previous = None
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         draft = Draft([], "", "")
         try:
-            draft = teacher.draft(graph, item, attempt, previous, answers)
-            draft.rule, draft.reason = fault_of(draft, graph, teacher, item, attempt, answers, unique)
+            draft = teacher.draft(graph, item, attempt, previous)
+            fault = fault_of(draft, graph, item.kind, unique)
+            if fault is None:
+                valid, reason = teacher.judge(draft, item, attempt)
+                fault = "judge says no", reason
+                if valid:
+                    fault = "", ""
         except BadAnswer as bad:
-            draft.rule, draft.reason = bad.rule, bad.reason
-        tried.append(draft)
+            fault = bad.rule, bad.reason
+        draft.rule, draft.reason = fault
+        drafts.append(draft)
         if not draft.rule:
             break
         if draft.path:
             previous = draft
-    return tried
+    return drafts
 
 
-def fault_of(draft, graph, teacher, item, attempt, answers, unique):
-    """(rule, reason) that a draft is no question for; the rule is empty where it is one."""
-    draft.question = " ".join(draft.question.split())
-    fault = path_fault(graph, item.kind, draft.path, draft.answer)
-    draft.path_valid = fault is None
-    fault = fault or name_fault(draft.path, draft.question, draft.answer)
-    if fault:
-        return fault
-    if draft.relations is None:
-        draft.relations = relations_along(graph, draft.path)
-    to_answer = draft.relations[:draft.path.index(draft.answer)]
-    others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
-    draft.ambiguous = bool(others)
-    if others and unique:
-        return AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations."
-    valid, reason = teacher.judge(draft, item, attempt, answers)
-    return "" if valid else JUDGED, reason
-
-
-# ---------------------------------------------------------------- all of them
-
-def synthesize(graphs, starts, folder, teacher, count, kinds=tuple(KINDS), attempts=3, rounds=ROUNDS,
-               unique=True):
-    """The rows of questions.jsonl: `count` a graph and kind, or as many as the seed nodes give in `rounds`
+def synthesize(graphs, starts, folder, teacher, count, unique=True):
+    """The rows of questions.jsonl: `count` a graph and kind, or as many as the seed nodes give in ROUNDS
     turns.
 
-    graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. attempts: drafts of an item.
-    unique: a question with another answer by the same relations is rejected, not only marked. What is missing
-    is a warning, no question at all RunError; a graph without seed nodes is a warning among others, and
-    GraphError alone."""
+    graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. unique: see fault_of. What is
+    missing is a warning, no question at all RunError; a graph without seed nodes is a warning among others,
+    and GraphError alone."""
     if not any(starts.values()):
         raise kg.GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
                             "give a larger graph, or other bounds (--largest-ball)")
     folder.mkdir(parents=True, exist_ok=True)
     made = Made()
-    answers = Keyed(folder / "answers.jsonl")
+    teacher.answers = Keyed(folder / "answers.jsonl")
     pool = ThreadPoolExecutor(teacher.concurrency)
-    total = count * len(kinds) * sum(map(bool, starts.values()))
+    total = count * len(KINDS) * sum(map(bool, starts.values()))
 
     def work(item):
-        return attempt_all(graphs[item.graph_type], teacher, item, answers, attempts, unique)
+        return drafts_of(item, graphs[item.graph_type], teacher, unique)
 
     try:
         with Progress("questions") as progress:
-            for graph_type, kind in itertools.product(graphs, kinds):
-                items = items_of(graph_type, kind, starts[graph_type], rounds)
+            for graph_type, kind in itertools.product(graphs, KINDS):
+                items = items_of(graph_type, kind, starts[graph_type])
                 found = 0
                 while found < count:
                     # no more are in work than are missing, so that nothing is asked for in vain
                     part = list(itertools.islice(items, min(count - found, 4 * teacher.concurrency)))
                     if not part:
                         warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
-                             f"missing: all {len(starts[graph_type])} seed nodes had {rounds} turns. "
+                             f"missing: all {len(starts[graph_type])} seed nodes had {ROUNDS} turns. "
                              "rejected.jsonl says why; another --teacher or --largest-ball may help")
                         break
-                    for item, tried in zip(part, pool.map(work, part), strict=True):
-                        found += made.enter(item, tried)
+                    for item, drafts in zip(part, pool.map(work, part), strict=True):
+                        found += made.enter(item, drafts)
                         progress(len(made.questions), total)
     except KeyboardInterrupt:
         warn("interrupted: the answers that are under way are waited for, and kept")
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        answers.close()
+        teacher.answers.close()
         write_jsonl(folder / "questions.jsonl", made.questions)
         write_jsonl(folder / "rejected.jsonl", made.rejected)
     made.tell(folder, unique)
     return made.questions
 
 
-def items_of(graph_type, kind, names, rounds):
+def items_of(graph_type, kind, names):
     """Every seed node's turn, round by round, in an order that is always the same."""
     order = list(names)
     random.Random(stable_seed(0, graph_type, kind, "order")).shuffle(order)
-    for number, (turn, name) in enumerate(itertools.product(range(rounds), order)):
+    for number, (turn, name) in enumerate(itertools.product(range(ROUNDS), order)):
         yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn)
 
 
@@ -516,15 +513,14 @@ class Made:
     def __init__(self):
         self.questions = []
         self.rejected = []
-        self.seen = set()
+        self.seen = set()   # (question, answer): none is made twice (sec. 2)
 
-    def enter(self, item, tried):
+    def enter(self, item, drafts):
         """Whether an item became a question."""
-        last = tried[-1]
+        *_, last = drafts
         if not last.rule and (last.question, last.answer) in self.seen:
-            last.rule = DUPLICATE
-            last.reason = "The question and its answer are there already."
-        for draft in tried:
+            last.rule, last.reason = "duplicate", "The question and its answer are there already."
+        for draft in drafts:
             row = {
                 "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "path": draft.path,
                 "question": draft.question}
@@ -547,8 +543,8 @@ class Made:
         if not self.questions:
             raise RunError(f"no question, {rejected}. See {folder / 'rejected.jsonl'}; another teacher, "
                            "graph or wording is needed")
+        fit = rules[AMBIGUOUS] + len(self.questions)
         ambiguous = rules[AMBIGUOUS] + sum(row["ambiguous"] for row in self.questions)
-        share = ambiguous / (rules[AMBIGUOUS] + len(self.questions))
         fate = "left out (--no-unique keeps them)" if unique else "kept"
-        say(f"{folder}: {len(self.questions)} questions, {rejected}; {ambiguous} ({share:.0%} of those that "
-            f"are fit) lead to another answer as well: {fate}")
+        say(f"{folder}: {len(self.questions)} questions, {rejected}; {ambiguous} ({ambiguous / fit:.0%} of "
+            f"those that are fit) lead to another answer as well: {fate}")

@@ -5,6 +5,7 @@ label(turn) -> what a turn is called on the page, such as the tool that it calls
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from common import data, distributed, metrics, rollout
 from common import model as models
@@ -139,7 +140,8 @@ def credit_of(batches, gamma, lam):
                 tokens = b.turn_ids[i] == k
                 if not tokens.any():
                     continue
-                value, returned = (float(x[i][tokens][0]) for x in (b.values, b.returns))
+                value = float(b.values[i][tokens][0])
+                returned = float(b.returns[i][tokens][0])
                 advantage = float(b.advantages[i][tokens].mean())
                 credit[id(trajectory), k] = {
                     "value": value,
@@ -193,31 +195,32 @@ def direct_prediction(trajectory, question):
 
 # ---------------------------------------------------------------- conversations to learn from
 
-def that_fit(trajectories, max_length):
-    """Those of at most so many tokens; the others are counted. Says where they are from."""
-    fit = [t for t in trajectories if t.length <= max_length]
-    if len(fit) < len(trajectories):
-        say(f"sft: {len(trajectories) - len(fit)} of {len(trajectories)} conversations are over --max-length "
-            f"{max_length} and left out")
+@dataclass
+class Taught(rollout.Outcome):
+    source: str = ""    # where the conversation is from: "sampled", "template" or a file's word
+
+
+def to_learn(folder, examples, max_length, label):
+    """The trajectories of at most so many tokens; the others are counted. samples.jsonl of the run folder
+    shows the first and the last as they are trained on."""
+    fit = [t for t in examples if t.length <= max_length]
     if not fit:
-        raise data.DataError(f"no conversation fits into --max-length {max_length} tokens")
+        raise data.DataError(f"no conversation fits into {max_length:,} tokens")
+    if len(fit) < len(examples):
+        say(f"sft: {len(examples) - len(fit)} of {len(examples)} conversations are over {max_length:,} "
+            "tokens and left out")
     sources = Counter(t.info.source for t in fit)
     say("sft: " + ", ".join(f"{n} {source or 'given'}" for source, n in sources.items()))
+    if not read_jsonl(folder.path / "samples.jsonl"):
+        for t in fit[:1] + fit[-1:]:
+            shown = record.group_of(
+                data.Question(t.question_id, t.question_id, [""]),
+                [t],
+                lambda t, k: {"label": label(t.turns[k])},
+                lambda t, q: [f"from: {t.info.source}"],
+                step=0)
+            folder.append("samples.jsonl", [shown])
     return fit
-
-
-def keep_learned(folder, examples, label):
-    """samples.jsonl of a run folder: the first and the last conversation as they are trained on."""
-    if read_jsonl(folder.path / "samples.jsonl"):
-        return
-    for t in examples[:1] + examples[-1:]:
-        shown = record.group_of(
-            data.Question(t.question_id, t.question_id, [""]),
-            [t],
-            lambda t, k: {"label": label(t.turns[k])},
-            lambda t, q: [f"from: {t.info.source}"],
-            step=0)
-        folder.append("samples.jsonl", [shown])
 
 
 def fused_loss(model, batch, weights, total, hidden, backend="auto"):

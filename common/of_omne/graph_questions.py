@@ -1,7 +1,7 @@
 """Questions that are asked of graphs: where they come from (files, a teacher, the embedded world), the tools
-that answer for the graphs, and the conversations that stage 2 of Omne-R1 learns from.
+that answer for the graphs. cfg is omne_r1.Config.
 
-    task, evals = load(cfg, folder)    questions that are made are kept in the folder
+    task, evals = load(cfg)    questions that are made are kept in <name>-questions/
 
 A question is a data.Question whose `type` is the graph that it is asked of; `evidences` are the edges of its
 path, where that is known. On file it is a line of what synthesis.py writes:
@@ -17,15 +17,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from common import data, distributed, flags, splits
-from common.files import Lines, Progress, RunError, read_json, read_jsonl, say, write_json, write_jsonl
+from common import data, splits
+from common.files import read_json, say, write_json
 from common.formats import fingerprint
+from common.graphs.kg_files import GRAPH_NAME
 from common.graphs.kg_tools import LocalTools, make_tools
+from common.of_omne.plumbing import folder_of
 from common.rollout import stable_seed
-from common.warmup import sharegpt
 
-GRAPH_TYPE = r"[\w.-]+"  # it stands in the system prompt
-TEST_SHARE = .1  # of the seed nodes, and of as many questions more
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
 
 
@@ -52,7 +51,7 @@ def fault_of(row, graphs):
     hops = row.get("hops", 1)
     if not isinstance(hops, int) or hops < 1:
         return "expected a number from 1 in `hops`"
-    if not re.fullmatch(GRAPH_TYPE, row["graph_type"]):
+    if not re.fullmatch(GRAPH_NAME, row["graph_type"]):
         return "a graph_type is letters, digits, . - _"
     if graphs is not None and row["graph_type"] not in graphs:
         return f"there is no graph {row['graph_type']}: --graph has {', '.join(graphs)}"
@@ -92,15 +91,6 @@ def fewer(tasks, count):
     return [replace(task, questions=some(task.questions, each)) for task in tasks]
 
 
-def asked(text, graphs):
-    """The question of --ask; graphs: names of those there are. TYPE: QUESTION where there are several."""
-    known = list(graphs or ["graph"])
-    graph_type, _, question = text.partition(": ")
-    if graph_type not in known:
-        graph_type, question = known[0], text
-    return data.Question("ask", question, [""], type=graph_type)
-
-
 def held_out(question):
     """Whether a question of a file is among the tenth that is evaluated: all that start from one node are on
     one side."""
@@ -109,74 +99,68 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
-    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each. Their
-    retriever is the tools."""
-    tasks = []
+    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each (0 = all).
+    Their retriever is the tools."""
+    found = []
     each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
-        of = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
-        if of:
-            tasks.append(data.Split(name, of, tools, evaluated=evaluated))
-    return tasks
+        drawn = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
+        if drawn:
+            found.append(data.Split(name, drawn, tools, evaluated=evaluated))
+    return found
 
 
 # ---------------------------------------------------------------- where a run's come from
 
-def check(cfg):
-    """The cfg; refuses numbers out of range, and graphs, questions and models that do not go together."""
-    may_be_zero = "sft_sampled sft_templates sft_lora"
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature grad_clip")
-    of_world = cfg.data == "world"
-    needs_model = not cfg.score and cfg.stage != "synthesize"
-    if needs_model and cfg.policy:
-        flags.needs_a_model(cfg)
-    asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
-    remote = cfg.graph.startswith(("http://", "https://"))
-    for wrong, name, words in (
-        (not 0 <= cfg.gamma <= 1, "gamma", "from 0 to 1"),
-        (not 0 <= cfg.lam <= 1, "lam", "from 0 to 1"),
-        (cfg.collect and cfg.stage == "direct", "collect",
-         "is for answers with tools, and not for --stage direct"),
-        (cfg.lora and cfg.stage == "sft", "lora", "is for PPO: the adapters of stage 2 are --sft-lora"),
-        (bool(cfg.score) != bool(cfg.judge), "score",
-         "--score FILE needs --judge URL, and the other way round"),
-        (of_world and cfg.graph, "graph", "not with --data world, which has its own"),
-        (of_world and cfg.teacher != "template", "teacher",
-         "not with --data world, which words its own questions"),
-        (not of_world and not cfg.graph and not cfg.score, "graph",
-         "needed with --model or --data: NAME=FILE,…, a folder of graphs, or http://HOST:PORT"),
-        (not of_world and needs_model and not (cfg.model or cfg.checkpoint or cfg.policy), "model",
-         "needed with --graph (or --checkpoint)"),
-        (remote and not asked, "graph", "a server answers calls; its questions stand in a --data FILE"),
-    ):
-        if wrong:
-            flags.refuse(name, getattr(cfg, name), words)
-    return cfg
-
-
 def load_tools(cfg):
     if cfg.data == "world":
-        return LocalTools(graphs_of_world(cfg, "test"), cfg.max_edges, cfg.max_words)
-    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges, cfg.max_words)
+        return LocalTools(graphs_of_world(cfg, "test"), cfg.max_edges)
+    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges)
 
 
-def load(cfg, folder):
-    """(training split or None, evaluation splits) of --data and --eval-data; where neither names a file the
-    questions are made. Of a file of one's own a tenth is held out."""
+def asked(cfg):
+    """(tools, the question of --ask, fingerprints of what a warm-up leaves out). Where there are several
+    graphs the text is TYPE: QUESTION."""
+    evaluated = frozenset()
+    if cfg.warmup_data:  # as the run that was warmed up
+        _, [split, *_] = load(cfg)
+        evaluated = split.evaluated
+    tools = load_tools(cfg)
+    known = list(tools.graphs or ["graph"])
+    graph_type, _, question = cfg.ask.partition(": ")
+    if graph_type not in known:
+        graph_type, question = known[0], cfg.ask
+    return tools, data.Question("ask", question, [""], type=graph_type), evaluated
+
+
+def load(cfg):
+    """(training split or None, evaluation splits)"""
+    folder = folder_of(cfg, "questions")
     if cfg.data == "world":
-        return load_world(cfg, folder)
+        train, evals = load_world(cfg, folder)
+    else:
+        train, evals = load_files(cfg, folder)
+    if train:
+        train.questions = [q for q in train.questions if has_hops(q, cfg.train_hops)]
+        if not train.questions:
+            raise data.DataError(f"--train-hops {cfg.train_hops}: no training question has so many")
+    return train, evals
+
+
+def load_files(cfg, folder):
+    """The splits of --data and --eval-data; where neither names a file the questions are made. Of a file of
+    one's own a tenth is held out."""
     tools = load_tools(cfg)
     if not tools.remote and cfg.stage not in ("synthesize", "direct"):  # they search for nothing
         tools.prepare()
+    alone = cfg.eval_only and not cfg.collect   # evaluates and learns nothing
     train, test = [], []
     if cfg.data:
         train = read_questions(cfg.data, tools.graphs)
-    elif cfg.collect or not (cfg.eval_data and cfg.eval_only):
+    elif not (alone and cfg.eval_data):
         train, test = make_questions(cfg, folder, tools.graphs)
-    if cfg.eval_data:
-        for file in cfg.eval_data.split(","):
-            test += read_questions(file, tools.graphs)
-    alone = cfg.eval_only and not cfg.collect
+    for file in filter(None, cfg.eval_data.split(",")):
+        test += read_questions(file, tools.graphs)
     if not test and alone and not splits.has_learned(cfg):
         train, test = [], train
     if not test:
@@ -195,8 +179,10 @@ def load(cfg, folder):
         train = some(train, cfg.limit or len(train))
     if cfg.collect:  # from what a run learns from, never from what it is tested on
         return None, apart(train, tools)
-    tasks = apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
-    return (data.Split("train", train, tools, evaluated=evaluated) if train else None), tasks
+    split = None
+    if train:
+        split = data.Split("train", train, tools, evaluated=evaluated)
+    return split, apart(test, tools, cfg.eval_limit, cfg.seed, evaluated)
 
 
 def make_questions(cfg, folder, graphs):
@@ -207,15 +193,15 @@ def make_questions(cfg, folder, graphs):
     teacher = synthesis.Template()
     if cfg.teacher != "template":
         teacher = synthesis.Teacher(cfg.teacher, cfg.teacher_model)
+    count = math.ceil(cfg.per_graph * synthesis.TEST_SHARE)
+    train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, "train")
+    test = write_questions(folder / "test", graphs, teacher, cfg, count, "test")
 
-    def side(number):
-        return lambda graph: synthesis.split_seeds(graph, TEST_SHARE, cfg.largest_ball)[number]
+    def start(question):
+        return question.type, question.evidences[0][0]
 
-    train = write_questions(folder / "train", graphs, teacher, cfg, cfg.per_graph, side(0))
-    count = math.ceil(cfg.per_graph * TEST_SHARE)
-    test = write_questions(folder / "test", graphs, teacher, cfg, count, side(1))
-    begun = {(q.type, q.evidences[0][0]) for q in train}
-    kept = [q for q in test if (q.type, q.evidences[0][0]) not in begun]
+    begun = set(map(start, train))
+    kept = [q for q in test if start(q) not in begun]
     if len(kept) < len(test):
         say(f"left out {len(test) - len(kept)} of {len(test)} test questions: their paths begin where one "
             "for training does")
@@ -225,27 +211,19 @@ def make_questions(cfg, folder, graphs):
 MAKES_QUESTIONS = ("teacher", "teacher_model", "largest_ball", "unique")
 
 
-def write_questions(folder, graphs, teacher, cfg, count, seeds):
+def write_questions(folder, graphs, teacher, cfg, count, side=""):
     """Questions along paths of the graphs, `count` per graph and kind; made once. settings.json says what the
     folder was made with: with other settings the questions are made anew, from the answers that are there.
-
-    seeds(graph) -> its seed nodes."""
+    side: of the seed nodes (synthesis.seeds)."""
     from common.graphs import synthesis
     facts = {name: stable_seed(sorted(g.graph.edges(data="relation"))) for name, g in graphs.items()}
     made_with = {name: getattr(cfg, name) for name in MAKES_QUESTIONS} | {"count": count, "facts": facts}
     settings = folder / "settings.json"
-    if settings.exists() and read_json(settings, dict) == made_with:
-        rows = read_jsonl(folder / "questions.jsonl")
-        for row in rows:
-            fault = fault_of(row, graphs)
-            if fault:
-                raise RunError(f"{folder}/questions.jsonl: {fault}: remove the folder, and it is made anew")
-    else:
-        starts = {name: seeds(graph) for name, graph in graphs.items()}
-        rows = synthesis.synthesize(
-            graphs, starts, folder, teacher, count, unique=cfg.unique)
+    if not settings.exists() or read_json(settings, dict) != made_with:
+        starts = {name: synthesis.seeds(graph, cfg.largest_ball, side) for name, graph in graphs.items()}
+        synthesis.synthesize(graphs, starts, folder, teacher, count, cfg.unique)
         write_json(settings, made_with)
-    return [question_of(row) for row in rows]
+    return read_questions(folder / "questions.jsonl", graphs)
 
 
 # ---------------------------------------------------------------- the embedded world
@@ -281,86 +259,6 @@ def world_task(cfg, folder, name, domains, count):
     from common.of_omne import world_graphs
     graphs = graphs_of_world(cfg, name, domains)
     teacher = synthesis.Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
-    questions = write_questions(
-        folder / name, graphs, teacher, cfg, count, lambda graph: synthesis.seeds(graph, cfg.largest_ball))
-    tools = LocalTools(graphs, cfg.max_edges, cfg.max_words)
+    questions = write_questions(folder / name, graphs, teacher, cfg, count)
+    tools = LocalTools(graphs, cfg.max_edges)
     return data.Split(name, questions, tools)
-
-
-# ---------------------------------------------------------------- conversations on file
-#
-#     sft-data/  settings.json  sampled.jsonl  sharegpt.jsonl  dataset_info.json
-
-MAKES_ROWS = (
-    "sft_sampled", "sft_templates", "teacher", "teacher_model", "seed", "train_hops", "graph", "data",
-    "matches", "max_edges", "max_words", "max_rounds", "max_turn", "max_train_turn", "temperature")
-
-
-def read_conversations(file, evaluated=frozenset()):
-    """The rows of a file whose questions are not evaluated; DataError names one that is none."""
-    rows = sharegpt.read(file, ("id", "graph_type", "question"))
-    for number, row in enumerate(rows, 1):
-        graph_type = row.get("graph_type")
-        if not isinstance(graph_type, str) or not re.fullmatch(GRAPH_TYPE, graph_type):
-            raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
-        if not isinstance(row.get("source", ""), str):
-            raise data.DataError(f"{file}: row {number}: a source is a text")
-    left = [row for row in rows if fingerprint(row["question"]) not in evaluated]
-    if len(left) < len(rows):
-        say(f"{file}: left out {len(rows) - len(left)} of {len(rows)} conversations, whose questions are "
-            "evaluated")
-    if not left:
-        raise data.DataError(f"{file}: all its questions are evaluated, so nothing is left to learn from")
-    return left
-
-
-def begin_conversations(cfg, folder):
-    """Notes the settings, so that an interrupted run goes on with the same ones alone; RunError where there
-    are others."""
-    made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
-    settings = folder / "settings.json"
-    if settings.exists() and read_json(settings, dict) != made_with:
-        raise RunError(f"{folder} was made with other settings than {made_with} (settings.json): choose "
-                       "another --name, or give --sft-data FILE")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(settings, made_with)
-
-
-class SampledRows:
-    """What became of stage 1's trajectories: the row of each question, None where it was not answered right,
-    kept in a file as soon as its batch is there. All ranks have all rows; rank 0 writes."""
-
-    def __init__(self, file):
-        self.lines, on_file = None, []
-        if distributed.rank() == 0:
-            self.lines = Lines(file)
-            on_file = self.lines.rows
-        self.row_of = {line["id"]: line["row"] for line in distributed.gather(on_file)}
-
-    def batches(self, questions, wanted):
-        """Yields those that are to be sampled, until there are `wanted` rows."""
-        with Progress("trajectories of stage 1") as progress:
-            for start in range(0, len(questions), 128):
-                yield [q for q in questions[start:start + 128] if q.id not in self.row_of]
-                made = len(self.of(questions))
-                progress(min(made, wanted), wanted)
-                if made >= wanted:
-                    break
-
-    def add(self, question, row):
-        self.row_of[question.id] = row
-        if self.lines:
-            self.lines.add({"id": question.id, "row": row})
-
-    def of(self, questions):
-        """The rows that there are, in the questions' order."""
-        return [self.row_of[q.id] for q in questions if self.row_of.get(q.id)]
-
-
-def write_conversations(folder, rows):
-    """The rows, and the file that tells LLaMA-Factory of them."""
-    if not rows:
-        raise RunError("nothing to learn from: stage 1 has no trajectory with reward 1, and no question has "
-                       "a known path for a template")
-    write_json(folder / "dataset_info.json", sharegpt.dataset_info("omne_r1"))
-    write_jsonl(folder / "sharegpt.jsonl", rows)

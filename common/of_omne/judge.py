@@ -1,15 +1,18 @@
-"""--score FILE: free answers judged by a language model, as papers do that enforce no format.
+"""Free answers judged by a language model, as papers do that enforce no format (Omne-R1's Tables 2 and 7).
 
-The model is given question, gold answer and prediction, and says whether the prediction is right. An answer
-of its that cannot be read is no verdict, counted, and the prediction wrong.
+    python -m common.of_omne.judge runs/omne_r1/<name>-direct/eval_3-hop.json http://HOST/v1
+
+The model is given question, gold answer and prediction, and says whether the prediction is right. Where its
+answer cannot be read there is no verdict: it is counted, and the prediction is wrong.
 """
 
+import argparse
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from common import data, metrics
-from common.files import Keyed, Progress, RunError, read_evaluation, say, write_jsonl
+from common import data, metrics, process
+from common.files import Keyed, Progress, RunError, UserError, read_evaluation, say, write_jsonl
 from common.rollout import stable_seed
 from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, read_object
 
@@ -31,9 +34,8 @@ MOST = 8000  # characters of an answer that are judged
 def score_answers(file, url, model):
     """Writes <file>.judged.jsonl. What was judged before the judge went down is in another file, until all
     of it is there. RunError where none of the first thirty verdicts could be read."""
-    file = Path(file)
     asked = list(enumerate(read_answers(file)))
-    chat = Chat(url, model, "--judge")
+    chat = Chat(url, model, "judge")
     unfinished = file.with_suffix(".verdicts.jsonl")
     rows = []
 
@@ -55,7 +57,7 @@ def score_answers(file, url, model):
                 rows.append(row)
                 progress(len(rows), len(asked))
             if all(row["correct"] is None for row in rows):
-                raise RunError(f"--judge {url}: none of {len(rows)} verdicts could be read; the first one: "
+                raise RunError(f"judge {url}: none of {len(rows)} verdicts could be read; the first one: "
                                f"{rows[0]['reason']}")
     out = file.with_suffix(".judged.jsonl")
     write_jsonl(out, rows)
@@ -92,3 +94,18 @@ def read_answers(file):
     if not found:
         raise data.DataError(f"{file}: no answer")
     return found
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m common.of_omne.judge")
+    parser.add_argument("file", type=Path, help="an eval_<set>.json, or a question, golden_answer and answer "
+                                                "per line")
+    parser.add_argument("url", help="the judge: an OpenAI-compatible endpoint (key: OPENAI_API_KEY)")
+    parser.add_argument("--model", default="deepseek-reasoner", help="its name there (sec. 4.2.1)")
+    given = parser.parse_args(argv)
+    with process.ends_cleanly((UserError, OSError), lambda: "the same command asks for the rest"):
+        score_answers(given.file, given.url, given.model)
+
+
+if __name__ == "__main__":
+    main()

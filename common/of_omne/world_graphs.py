@@ -14,6 +14,7 @@ from functools import partial
 
 from common import data, kg
 from common.graphs.kg_tools import Call, LocalTools
+from common.of_omne.tool_calls import written
 from common.rollout import stable_seed
 from common.warmup import scripted
 from common.world import DATE, DOMAIN_OF, FACTS, FEMALE, _compose, chain_question, spoken, tiny
@@ -155,7 +156,7 @@ def path_questions(world, domain, count, seed):
 
 
 # ---------------------------------------------------------------- the tiny policy
-#
+
 TOOL_WORDS = """
     entity_matcher node_info node_name graph_type Found entities matching ' Entity Description Type
     Edges | more edges left out those above share most words with the question There is no entity named
@@ -167,6 +168,8 @@ REFUSED = .06   # of the base's calls, at first
 TAGS = """
     <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <answer> </answer>
     """.split()
+
+
 def words(max_edges, wordings):
     """wordings: phrases of the script's thoughts."""
     signs = "( ) = \" ; … : .".split()
@@ -186,37 +189,43 @@ def habit(rng, part, fillers):
     return part
 
 
-def tiny_policy(cfg, agent, written, fillers, wordings):
-    """The folder. agent(policy, search, question): the coroutine that plays a demonstration; written(call) ->
-    how a call is written; wordings: those of thoughts, without the fillers, which say nothing."""
+def tiny_policy(cfg, agent, fillers, wordings):
+    """Folder of the policy: one that comes with the project (common/world/start), or one made here and
+    cached. agent: the script's AGENT; wordings: those of thoughts, without the fillers, which say nothing."""
+    endless = replace(cfg, think="on", max_rounds=99, max_context=99_999)
+
     def render(tokenizer, row, demo, tools):
         question = data.Question(row["_id"], row["question"], [row["answer"]], type=row["domain"])
-        lines = lines_of(row, demo, written, fillers)
-        return [scripted.play(tokenizer, lines, tools, partial(agent, question=question))]
 
-    key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{cfg.max_words}"
-    index = partial(tools_of, max_edges=cfg.max_edges, max_words=cfg.max_words)
+        def plays(policy, search):
+            player = agent.player(policy, search, question, endless, 0, 1.0)
+            return agent.play(player, question, "demonstration")
+
+        return [scripted.play(tokenizer, lines_of(row, demo, fillers), tools, plays)]
+
+    key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{kg.MAX_WORDS}"
+    index = partial(tools_of, max_edges=cfg.max_edges)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
     known = words(cfg.max_edges, [*fillers, *wordings])
     return tiny.tiny_policy(recipe, known, TAGS, render, index, pack_tokens=1024)
 
 
-def tools_of(made, max_edges, max_words):
+def tools_of(made, max_edges):
     """The tools on a world's graphs; its questions become those along their paths."""
     made.questions = []
     for domain in DOMAINS:
         made.questions += path_questions(made, domain, 375, 0)
     all_of_them = {domain: graph_for(made, domain) for domain in DOMAINS}
-    return LocalTools(all_of_them, max_edges, max_words)
+    return LocalTools(all_of_them, max_edges)
 
 
-def lines_of(question, demo, written, fillers):
+def lines_of(question, demo, fillers):
     """The lines of a demonstration (common/warmup/scripted.py), with the habits of a policy that nobody
     trained: fillers for thoughts, names matched that are known, calls made twice, calls that the tool refuses
     at first.
 
-    written(call) -> how it is written; fillers: wordings that say nothing."""
+    fillers: wordings that say nothing."""
     seed = stable_seed(question["_id"], demo.answer, len(demo.steps), demo.flaw or "")
     rng = random.Random(seed)
     lines = []
@@ -227,7 +236,7 @@ def lines_of(question, demo, written, fillers):
     def call(tool, name, thought):
         made = Call(tool, name, question["domain"], question["question"])
         if rng.random() < REFUSED:
-            line(thought, flawed_call(rng, made, written), "</tool_call>")
+            line(thought, flawed_call(rng, made), "</tool_call>")
         line(thought, written(made), "</tool_call>")
 
     found = ""
@@ -248,7 +257,7 @@ def lines_of(question, demo, written, fillers):
     return lines
 
 
-def flawed_call(rng, call, written):
+def flawed_call(rng, call):
     """A call as no tool takes it: for another graph, or with its first quote left out."""
     if rng.random() < .5:
         others = [domain for domain in DOMAINS if domain != call.graph_type]
