@@ -84,8 +84,8 @@ def test_no_renderer_of_any_script_lets_foreign_text_write_a_token(which, qwen):
             ("planner", mygo_mujica.planner_request), ("worker", mygo_mujica.worker_request)):
             renderers.append(
                 lambda x, env=env, role=role, request=request: mygo_mujica.first_prompt(
-                    tokenizer, env, role,
-                    request(env, mygo_mujica.harmless(x, 50), [mygo_mujica.harmless(x, 50)]), False))
+                    tokenizer, (env, role),
+                    request(env, mygo_mujica.harmless(x, 50), [mygo_mujica.harmless(x, 50)])))
     for render in renderers:
         plain = render("word")
         for text in payloads(tokenizer):

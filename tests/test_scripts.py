@@ -524,7 +524,7 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(
     def read(*_, **__):
         raise AssertionError("data were read first")
 
-    monkeypatch.setattr(script.splits, "load_splits", read)
+    monkeypatch.setattr(splits, "load_splits", read)
     if script is mygo_mujica:
         monkeypatch.setattr(mygo_mujica, "load_splits", read)
     folder = tmp_path / script.__name__ / name
