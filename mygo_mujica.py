@@ -289,9 +289,9 @@ class Team:
     def prompt(self, info):
         return first_prompt(self.policy.tokenizer, info.who, info.request, self.place.few_shot)
 
-    async def say(self, prompt_ids, turns, seed, known):
-        """The next Turn of a conversation, sampled to the end of its message. known: a worker's Report or the
-        planner's entities. Sampling ignores it; a written demonstration speaks from it (Written)."""
+    async def say(self, info, prompt_ids, turns, seed):
+        """The next Turn of a conversation, sampled to the end of its message. info: the speaker's Attempt or
+        Report; sampling needs no more of it, a written demonstration speaks from it (Written)."""
         g = await self.policy.engine.generate(
             context_ids(prompt_ids, turns),  # all ids so far: token in, token out
             stop=(),
@@ -371,7 +371,6 @@ class Report:
     sentence: str = NOTHING     # the report
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
-    tails: list = field(default_factory=list)       # entities that the selected triples lead to
     tokens: int = 0             # as its planner's
 
 
@@ -381,6 +380,7 @@ class Attempt(Outcome):
     without an answer, searches = sub-questions), and this."""
     who: tuple = ("text", "planner")
     request: str = ""           # the planner's user message
+    entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
     workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
     faults: dict = field(default_factory=dict)      # {fault: how often}
     tokens: int = 0             # sampled by planner and all workers together: GRPO's loss divides by it
@@ -399,12 +399,10 @@ async def work(team, question, sub, entity, seed):
         return Trajectory(question.id, [], [], info=info)
     info.request = worker_request(env, info.sub_question, info.materials)
     prompt_ids = team.prompt(info)
-    turn = await team.say(prompt_ids, [], seed, info)
+    turn = await team.say(info, prompt_ids, [], seed)
     sentence, info.selected, info.problem = parse_report(turn.text, len(info.materials))
     if sentence:
         info.sentence = harmless(sentence, max_words)
-    if info.facts:
-        info.tails = [info.facts[i][2] for i in info.selected]
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
@@ -412,24 +410,22 @@ async def plan(team, question, name, seed, watch=None):
     """One answer to one question: the planner's loop, its workers in parallel. A Trajectory, its info an
     Attempt. name: distinguishes the attempts at one question, and their seeds. watch(turn): shows it."""
     place, cfg = team.place, team.cfg
-    entities, request = opening(place, question, cfg)  # entities[label]; grows as workers find new ones
-    info = Attempt(who=(place.env, "planner"), request=request)
+    entities, request = opening(place, question, cfg)
+    info = Attempt(who=(place.env, "planner"), request=request, entities=entities)
     prompt_ids = team.prompt(info)
     turns, faults, asked_before = [], Counter(), set()
-    while True:
-        k = len(turns)
-        turn = await team.say(prompt_ids, turns, stable_seed(seed, name, k), entities)
+    for k in range(cfg.max_rounds):
+        turn = await team.say(info, prompt_ids, turns, stable_seed(seed, name, k))
         turns.append(turn)
         calls, info.answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
         faults += wrong
-        if not calls or len(turns) == cfg.max_rounds:  # the calls of the last round are not made
-            faults["out of rounds"] += bool(calls)
-            break
-        new_calls = set(calls) - asked_before
-        faults["asked again"] += len(calls) - len(new_calls)
+        if calls and k + 1 == cfg.max_rounds:  # nobody would read what they find: they are not made
+            calls = []
+            faults["out of rounds"] = 1
+        faults["asked again"] += len(calls) - len(set(calls) - asked_before)
         asked_before.update(calls)
 
-        layer = []  # side by side
+        layer = []  # one layer of the graph: its workers run side by side
         for i, (label, sub) in enumerate(calls):
             entity = None
             if label is not None and 0 <= label < len(entities):
@@ -438,30 +434,35 @@ async def plan(team, question, name, seed, watch=None):
         workers = await asyncio.gather(*layer)
         info.workers.append(workers)
         faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
-        # in order: each may add to `entities`, whose positions are the labels
-        turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
-        # The observation has mask 0. So has the end of the message, if the turn was cut off before it: the
-        # policy did not sample it, and it stands among the observation's ids
-        reply = chat.Foreign(turn.observation)
-        turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
+        if workers:
+            # in order: each may add to `entities`, whose positions are the labels
+            turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
+            # The observation has mask 0. So has the end of the planner's message, if the turn was cut off
+            # before it: the policy did not sample it, and it stands among the observation's ids
+            reply = chat.Foreign(turn.observation)
+            turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
             watch(turn)
-    info.workers.append([])  # of the last turn: one list per turn
-    if watch:
-        watch(turn)
-    info.faults = dict(+faults)
+        if not calls:
+            break
+    info.faults = dict(+faults)  # (+ leaves out zeros)
     return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for the entities it leads to,
-    which are appended to `entities`. An entity without facts of its own gets none: nothing is to be read."""
+    """What the planner reads of a worker: its sentence, and the next labels for the entities that its
+    selected triples lead to, which are appended to `entities`. An entity without facts of its own gets none:
+    nothing is to be read."""
+    labels = []
+    if report.facts:
+        for i in report.selected:
+            tail = report.facts[i][2]
+            if tail not in entities and place.graph.facts(tail):
+                labels.append(f"[{len(entities)}] {harmless(tail, cfg.max_words)}")
+                entities.append(tail)
     line = f"Obs: {report.sentence}"
-    new = [e for e in dict.fromkeys(report.tails) if e not in entities and place.graph.facts(e)]
-    if new:
-        labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
+    if labels:
         line += f" Candidate: {' '.join(labels)}"
-    entities += new
     return line
 
 
@@ -953,11 +954,11 @@ class Written(Team):
     planner: object = None
     worker: object = None
 
-    async def say(self, prompt_ids, turns, seed, known):
-        if isinstance(known, Report):
-            parts = self.worker(known)
+    async def say(self, info, prompt_ids, turns, seed):
+        if isinstance(info, Report):
+            parts = self.worker(info)
         else:
-            parts = self.planner(len(turns), known)
+            parts = self.planner(len(turns), info.entities)
         end = f" {self.policy.tokenizer.eos_token}"
         text, ids = chat.encode(self.policy.tokenizer, *parts, end)
         return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
