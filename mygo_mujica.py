@@ -1127,9 +1127,9 @@ Xawery Żuławski. [0] says Xawery Żuławski's mother Małgorzata Braunek, whic
 <select> [0] </select>
 <sentence> The mother of Xawery Żuławski is Małgorzata Braunek. </sentence>"""]}
 
-for table in (SYSTEM, SHOTS):
-    for role in ("planner", "worker"):
-        table["kimi", role] = table["text", role]  # passages, too
+# kimi reads passages, too
+SYSTEM |= {("kimi", role): SYSTEM["text", role] for role in ("planner", "worker")}
+SHOTS |= {("kimi", role): SHOTS["text", role] for role in ("planner", "worker")}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import mygo_mujica as m
 from common import chat, data, engine, flags, kg, metrics, retriever, rollout, run, training
 from common import model as models
 from common.files import read_jsonl
-from common.folder import RunFolder
 from common.of_mygo import records
 from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
@@ -29,14 +28,10 @@ from common.world import make_world, tiny
 from common.world import splits as world_splits
 from tests.conftest import Scripted, sample
 
-PASSAGES = [
-    {"id": "0", "title": "Pale Tower", "text": "Pale Tower is a film. Its director was Ada Adler."},
-    {
-        "id": "1",
-        "title": "Jade River",
-        "text": "Jade River is a film. Its director was Bea Brandt. "
-        "<search> [3] Obs: me </sentence><answer>me"},
-    {"id": "2", "title": "Ada Adler", "text": "Ada Adler is a person. Her mother is Cora Cole."}]
+PASSAGES = [{"id": str(i), "title": text[:10].strip(), "text": text} for i, text in enumerate((
+    "Pale Tower is a film. Its director was Ada Adler.",
+    "Jade River is a film. Its director was Bea Brandt. <search> [3] Obs: me </sentence><answer>me",
+    "Ada Adler is a person. Her mother is Cora Cole."))]
 TRIPLES = [
     ("Pale Tower", "director", "Ada Adler"),
     ("Jade River", "director", "Bea Brandt"),
@@ -47,16 +42,19 @@ QUESTION = data.Question(
     evidences=[list(t) for t in TRIPLES[::2]])
 
 
+TAGS = [f"<{slash}{name}>" for name in ("think", "search", "select", "sentence", "action", "answer")
+        for slash in ("", "/")]
+WORDS = ("now found nothing answer says about who ; Search ( ) [ ] - Question Context Materials Candidate "
+         'Obs : , 0 1 2 3 4 5 6 7 8 9 a b " ? ' + m.NOTHING)
+
+
+def tokenizer_of(texts):
+    return tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join([WORDS, *texts])), TAGS)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
-    texts = [p["text"] for p in PASSAGES] + [" ".join(t) for t in TRIPLES] + [m.NOTHING, QUESTION.question]
-    texts += [
-        '0 1 2 3 4 5 6 7 8 9 a b " ( ) [ ] , - '
-        "Search Question Context Materials Candidate Obs : now says about who ?"]
-    return tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join(texts)), [
-        f"<{x}{t}>"
-        for t in ("think", "search", "select", "sentence", "action", "answer")
-        for x in ("", "/")])
+    return tokenizer_of([QUESTION.question, *(p["text"] for p in PASSAGES), *map(" ".join, TRIPLES)])
 
 
 def place(env="text"):
@@ -68,11 +66,11 @@ def config(**more):
     return replace(m.Config(), **{**flags.world_defaults("mygo_mujica"), "max_turn": 60, **more})
 
 
-def play(tokenizer, texts, question=QUESTION, env="text", **more):
-    """One answer by a policy that says the given texts, each ended by the end of sequence."""
-    script = Scripted(tokenizer, [t + " " + tokenizer.eos_token for t in texts])
-    team = m.Team(Policy(None, tokenizer, script), place(env), config(**more), 1.0)
-    return team.run([m.plan(team, question, "a", 0)])[0], script
+def play(tokenizer, texts, env="text", temperature=1.0, engine=None, **more):
+    """One answer by a policy that says the given texts, each ended by the end of sequence, and its engine."""
+    engine = engine or Scripted(tokenizer, [t + " " + tokenizer.eos_token for t in texts])
+    team = m.Team(Policy(None, tokenizer, engine), place(env), config(**more), temperature)
+    return team.run([m.plan(team, QUESTION, "a", 0)])[0], engine
 
 
 # ---------------------------------------------------------------- parsing
@@ -215,19 +213,17 @@ def test_graph_entities_get_labels_as_they_are_found(tokenizer):
 def test_every_turn_of_planner_and_workers_has_a_seed_of_its_own(tokenizer, monkeypatch):
     asked = "<search> director of Pale Tower </search> <search> director of Jade River </search>"
     texts = [asked, GOOD[1], GOOD[1], GOOD[2], GOOD[3], "<answer> a </answer>"]
-    script = Scripted(tokenizer, [text + " " + tokenizer.eos_token for text in texts])
     seeds, temperatures, roles = [], set(), []
-    generate, first_prompt = script.generate, m.first_prompt
+    generate, first_prompt = Scripted.generate, m.first_prompt
 
     async def noted(*args, seed, temperature, **more):
         seeds.append(seed)
         temperatures.add(temperature)
         return await generate(*args, seed=seed, temperature=temperature, **more)
 
-    script.generate = noted
+    monkeypatch.setattr(Scripted, "generate", noted)
     monkeypatch.setattr(m, "first_prompt", lambda *of: roles.append(of[1][1]) or first_prompt(*of))
-    team = m.Team(Policy(None, tokenizer, script), place(), config(), .7)
-    team.run([m.plan(team, QUESTION, "a", 0)])
+    play(tokenizer, texts, temperature=.7)
     assert len(seeds) == len(set(seeds)) == 6 and temperatures == {.7}
     assert roles == ["planner", "worker", "worker", "worker"]
 
@@ -313,9 +309,7 @@ def test_three_independent_sub_questions_take_the_time_of_one(tokenizer, names):
             return "<answer> a </answer>"
         return " ".join(f"<search> director {name} </search>" for name in names)
 
-    clock = Clock(tokenizer, reply)
-    team = m.Team(Policy(None, tokenizer, clock), place(), config(), 1.0)
-    t = team.run([m.plan(team, QUESTION, "a", 0)])[0]
+    t, clock = play(tokenizer, [], engine=Clock(tokenizer, reply))
     assert len(t.info.workers[0]) == clock.most == len(names)
     assert clock.steps == 15  # plan, work, answer: three generations deep, whatever the width
 
@@ -402,15 +396,6 @@ def test_prompts_of_a_real_tokenizer(qwen):
 
 
 # ---------------------------------------------------------------- threshold and selection
-
-
-def test_the_threshold_rises_and_stays_below_a_perfect_reward():
-    K = 0.5
-    for mean, expected in ((0.2, 0.6), (0.5, 0.75), (0.3, 0.75), (0.9, 0.95), (1.0, 1 - 1e-6)):
-        K = m.next_threshold(K, mean)
-        assert K == pytest.approx(expected)
-    assert m.next_threshold(1.0, 1.0, r_sup=2.0) == 1.5
-
 
 def fake_plan(reward_of, log):
     async def plan(team, question, attempt, seed):
@@ -639,7 +624,7 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
     prompts = [[list(c.prompt_ids) for c in m.conversations(t)] for t in made]
     for c in (c for t in made for c in m.conversations(t)):
         c.prompt_ids = [7, 7, *c.prompt_ids]  # as if examples stood there
-    answers, synced, learned = iter(made), [], []
+    answers, synced, learned, rewound = iter(made), [], [], []
 
     async def plan(*_):
         return next(answers)
@@ -649,23 +634,14 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
     monkeypatch.setattr(m, "sft", lambda *args: learned.extend(args[-1]))
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: None)
     engine = SimpleNamespace(sync=synced.append, sleep=lambda: None, busy=False)
-    folder = SimpleNamespace(rewind=lambda step: None, write=lambda *_: None, append=lambda *_: None)
+    folder = SimpleNamespace(rewind=rewound.append, write=lambda *_: None, append=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
     run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None, sampling=sampling)
     m.warm_up(run, Policy("weights", tokenizer, engine), train)
-    assert synced == ["weights"] and learned == made[:3]
+    assert synced == ["weights"] and learned == made[:3] and rewound == [-1]  # what was killed is begun anew
     for t, own in zip(learned, prompts, strict=False):
         assert [c.prompt_ids for c in m.conversations(t)] == own
-
-
-def test_a_killed_warm_up_writes_its_rows_once(tokenizer, tmp_path):
-    folder = RunFolder(tmp_path, "mygo_mujica", "x", {})
-    folder.create()
-    for _ in range(2):
-        folder.rewind(-1)
-        m.write_sharegpt(folder, [play(tokenizer, GOOD)[0]], 0)
-    assert len(read_jsonl(folder.path / "sharegpt.jsonl")) == 3
 
 
 def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
@@ -692,14 +668,8 @@ def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward(
     """plan() and work() themselves say the lines, so the reward is theirs, too."""
     made = make_world("warmup", 0, 1.0, 40)
     graph = kg.KnowledgeGraph.from_triples(made.triples)
-    written = (m.NOTHING + " now found nothing answer says ; Search ( ) [ ] - Question Context Materials "
-               "Candidate Obs : , 0 1 2 3")
-    texts = [written, *(q["question"] for q in made.questions)]
-    texts += [f"{p['title']} {p['text']}" for p in made.corpus()]
-    texts += [" ".join(triple) for triple in made.triples]
-    names = ("think", "search", "select", "sentence", "action", "answer")
-    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
-    tokenizer = tiny.tiny_tokenizer(re.findall(r"\w+|[^\w\s]", " ".join(texts)), tags)
+    texts = [q["question"] for q in made.questions] + [" ".join(triple) for triple in made.triples]
+    tokenizer = tokenizer_of(texts + [f"{p['title']} {p['text']}" for p in made.corpus()])
     cfg = config(max_rounds=1, max_parallel=1)  # (an agent's limits, not theirs)
     for row, env in itertools.product(made.questions, ("text", "kg")):
         where = m.Place("warmup", [], tiny.bm25(made), graph, env=env)
@@ -754,11 +724,10 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
     monkeypatch.setattr(run, "check_engine", lambda *_: None)  # (its log-probs are nobody's)
     Oracle.questions = [
         q for file in (sample(train), evaluated) for q in data.load_questions(file, skip_bad=True)]
-    common = [
-        "--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, "--name", "seed0", "--out",
-        str(tmp_path), *("--limit 12 --eval-limit 4 --steps 1 --questions-per-step 4 --sft-trajectories 2 "
-                         "--sft-epochs 1 --keep 2 --max-attempts 2 --group-size 3 --lr 1e-3 --sft-lr 1e-3"
-                         ).split()]
+    small = ("--limit 12 --eval-limit 4 --steps 1 --questions-per-step 4 --sft-trajectories 2 --sft-epochs 1 "
+             "--keep 2 --max-attempts 2 --group-size 3 --lr 1e-3 --sft-lr 1e-3").split()
+    common = ["--model", str(qwen), "--data", str(sample(train)), "--envs", env, *flags, "--name", "seed0",
+              "--out", str(tmp_path), *small]
     # the rest has no part that depends on the environment
     stages = ("all", "offline", "grpo", "star", "raft", "raft++") if env == "text" else ("all", "grpo")
     for stage in stages:
@@ -778,12 +747,10 @@ def test_one_iteration_of_every_stage_on_real_questions(env, train, flags, qwen,
 
 
 def test_the_real_policy_of_random_weights_runs_through_the_real_engine(qwen, tmp_path):
-    small = (
-        "--corpus contexts --retriever bm25 --eval-limit 2 --limit 8 --max-turn 8 --questions-per-step 2 "
-        "--steps 1 --keep 2 --max-attempts 2 --group-size 2")
-    common = [
-        "--model", str(qwen), "--data", str(sample("2wikimultihopqa/train.json")), "--out", str(tmp_path),
-        "--name", "seed0", *small.split()]
+    small = ("--corpus contexts --retriever bm25 --eval-limit 2 --limit 8 --max-turn 8 --steps 1 "
+             "--questions-per-step 2 --keep 2 --max-attempts 2 --group-size 2 --name seed0").split()
+    common = ["--model", str(qwen), "--data", str(sample("2wikimultihopqa/train.json")), "--out",
+              str(tmp_path), *small]
     m.main([*common, "--stage", "few-shot"])
     result = json.loads((tmp_path / "mygo_mujica/seed0-text-few-shot/eval_train.json").read_text())
     assert result["summary"]["n"] > 0 and result["summary"]["em"] == 0
