@@ -607,8 +607,7 @@ def train(run, stage, policy, sampler, reference, place):
 
         with run.sampling(sampler, row):  # with the weights of now: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # see "baselines" below
-                groups = baseline_groups(team, questions, step)
-                selected = [baseline_choice(group, stage, cfg.keep) for group in groups]
+                groups, selected = baseline_groups(team, questions, stage, step)
             else:
                 # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
                 groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
@@ -625,7 +624,7 @@ def train(run, stage, policy, sampler, reference, place):
         # 3. update (Eq 6), once per mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # a factor of the rate, 1 without --lr-warmup
         if stage in WITH_RATIO:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, selected, stage, cfg, rise)
+            row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
             continue
         parts = mini_batches(selected, cfg.mini_batch)
         rates = []
@@ -855,14 +854,19 @@ def resolve(cfg):
 
 # ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
 
-def baseline_groups(team, questions, step):
-    """[[attempt]]: group_size attempts per question."""
-    async def group(question, seed):
+def baseline_groups(team, questions, stage, step):
+    """([[attempt]], group_size of them per question; [[attempt]] that the stage learns from)"""
+    async def group_of(question, seed):
         names = [f"attempt{k}" for k in range(team.cfg.group_size)]
         return await asyncio.gather(*(plan(team, question, name, seed) for name in names))
 
     seeds = question_seeds(questions, team.cfg.seed, step)
-    return team.run(map(group, questions, seeds))
+    groups = team.run(map(group_of, questions, seeds))
+    selected = [baseline_choice(group, stage, team.cfg.keep) for group in groups]
+    if stage in WITH_RATIO:
+        for group in filter(None, selected):
+            assign_advantages(group, stage)
+    return groups, selected
 
 
 def baseline_choice(group, stage, keep):
@@ -897,10 +901,9 @@ def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
                               cfg.clip, cfg.clip, kl_coef, batch.ref_logprobs)
 
 
-def ratio_update(model, reference, optimizer, groups, stage, cfg, rise=1.0):
-    """One epoch over [[trajectories] of a question]. Returns the step's means. rise: a factor of the rate."""
-    for group in filter(None, groups):
-        assign_advantages(group, stage)
+def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
+    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
+    rise: a factor of the learning rate."""
     parts, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
     with timed(row, "time/old_logprobs"):
         for part in parts:  # all old log-probs before the first update, by the trainer, not the engine

@@ -122,8 +122,10 @@ def of_bi_rar(model, optimizer, groups, **more):
 
 
 def of_mujica(model, optimizer, groups, **more):
+    for group in groups:
+        mygo_mujica.assign_advantages(group)
     cfg = mygo_mujica.Config(kl_coef=0.0, **more)
-    return mygo_mujica.ratio_update(model, None, optimizer, groups, "grpo", cfg)
+    return mygo_mujica.ratio_update(model, None, optimizer, groups, cfg)
 
 
 def of_omne(model, optimizer, groups, **more):

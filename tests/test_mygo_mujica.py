@@ -443,9 +443,10 @@ def test_what_the_other_methods_choose(monkeypatch):
     found = {}
     for stage in m.BASELINES:
         monkeypatch.setattr(m, "plan", fake_plan(rewards, []))
-        made = m.baseline_groups(team, questions, 1)
+        made, chosen = m.baseline_groups(team, questions, stage, 1)
         assert [len(g) for g in made] == [5] * 4
-        found[stage] = [[t.reward for t in m.baseline_choice(g, stage, 3)] for g in made]
+        found[stage] = [[t.reward for t in g] for g in chosen]
+        assert all(bool(t.advantages) == (stage in m.WITH_RATIO) for g in chosen for t in g)
     assert found["star"] == [[1, 1, 1], [], [], [1, 1, 1]]
     # those of the highest reward, where it is positive: at most as many a question as STaR may choose
     assert found["raft"] == found["raft++"] == [[1, 1, 1], [0.7, 0.7], [], [1, 1, 1]]
@@ -480,7 +481,7 @@ def learned_by(stage, model, groups, folder, lr=1e-3, times=1, **more):
     optimizer = torch.optim.SGD(model.parameters(), lr) if lr == .1 else training.make_optimizer(model, lr)
     if stage in m.WITH_RATIO:
         cfg = config(kl_coef=0.0, mini_batch=4, grpo_lr=lr, **more)
-        return [m.ratio_update(model, None, optimizer, groups, stage, cfg) for _ in range(times)][-1]
+        return [m.ratio_update(model, None, optimizer, groups, cfg) for _ in range(times)][-1]
     logged = []
     cfg = config(mini_batch=4, sft_epochs=times, sft_lr=lr, sft_lr_final=lr, **more)
     m.sft(cfg, SimpleNamespace(path=folder, log=logged.append), model, optimizer, sum(groups, []))
@@ -497,10 +498,12 @@ def test_an_update_raises_the_likelihood_of_what_was_chosen(tokenizer, tmp_path,
     both, model = good_and_bad(tokenizer), tiny.tiny_model(tokenizer, width=32)
     batch, group = rollout.collate(both, True, 4096), both[:chosen]
     before = models.token_logprobs(model, batch).detach().sum(1)
+    if stage in m.WITH_RATIO:
+        m.assign_advantages(group, stage)
+        for t, wanted in zip(group, advantages, strict=True):  # workers have their planner's
+            for c in m.conversations(t):
+                assert c.advantages == pytest.approx([wanted] * len(c.turns), rel=1e-5)
     row = learned_by(stage, model, [group], tmp_path, times=3)
-    for t, wanted in zip(group, advantages or [], strict=False):  # workers have their planner's
-        for c in m.conversations(t):
-            assert c.advantages == pytest.approx([wanted] * len(c.turns), rel=1e-5)
     good, bad = models.token_logprobs(model, batch).detach().sum(1) - before
     assert good > 1 if stage != "grpo" else good > bad
     assert row["train/updates"] == 1 and row["train/lr"] == 1e-3
@@ -588,8 +591,9 @@ def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tok
 @pytest.mark.parametrize("stage", ["mygo", "grpo"])
 def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, monkeypatch, stage):
     group = good_and_bad(tokenizer)
+    m.assign_advantages(group, "grpo")
     monkeypatch.setattr(m, "sample", lambda *a, **k: ([group], .5))
-    monkeypatch.setattr(m, "baseline_groups", lambda *a: [group])
+    monkeypatch.setattr(m, "baseline_groups", lambda *a: ([group], [group]))
     monkeypatch.setattr(m, "select", lambda group, K, keep: group)
     monkeypatch.setattr(records, "of_step", lambda *_: {})
     monkeypatch.setattr(m, "write_sharegpt", lambda *_, **__: None)
@@ -609,6 +613,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, monke
 @pytest.mark.parametrize("stage, near", [("mygo", 1e-9), ("grpo", 1e-6)])  # (GRPO's advantages are fp32)
 def test_shared_prefixes_and_micro_batches_change_nothing(tokenizer, tmp_path, stage, near):
     trajectories = good_and_bad(tokenizer)
+    if stage == "grpo":
+        m.assign_advantages(trajectories, stage)
     after = []
     for more in ({}, {"share_prefixes": "off"}, {"micro_tokens": 60}):
         model = tiny.tiny_model(tokenizer, width=32).double()
