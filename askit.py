@@ -143,7 +143,7 @@ PAPER_EVAL = "hotpotqa-dev"
 #
 #     state    (case, moves)
 #     moves    the numbers of the sentences taken, in their order
-#     action   a sentence's number, or SUBMIT
+#     action   a sentence's number, SUBMIT, or where sub-questions are forced ASK
 
 def state_ids(pair_tokenizer, case, moves):
     """Ids of the question and of the evidence behind it, <sep> between (sec. 3.1.1)."""
@@ -377,9 +377,7 @@ class SearchPath:
     @property
     def actions(self):
         """Sentence numbers, ASK and SUBMIT."""
-        own = []
-        for move in self.moves[self.given:]:
-            own.append(ASK if isinstance(move, str) else move)
+        own = [ASK if isinstance(m, str) else m for m in self.moves[self.given:]]
         if self.done:
             own.append(SUBMIT)
         return tuple(own)
@@ -578,7 +576,8 @@ def actions_taken(policy, paths, advantages):
 
 # ---------------------------------------------------------------- train
 
-METRICS = STEP | UPDATE | page.RATIOS | page.PATHS  # what a step's row may hold
+# what a step's row may hold; RATIOS has those of guards.RATIO that say something of encoders
+METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
 
 
 def train(run, policy, cases):
@@ -662,7 +661,7 @@ def supervise(run, learner, losses, rows, held_out):
             optimizer.zero_grad()
             counts["updates"] += 1
         row |= meter.means()
-        if meter.total.get("tokens"):  # nothing, where no update was finite
+        if meter.total.get("tokens"):  # sums over the step's updates; none, if no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
         if held_out:
             row["pretrain/validation_loss"] = validation_loss(losses, learner, held_out, cfg)
@@ -684,6 +683,9 @@ def validation_loss(losses, learner, held_out, cfg):
 
 
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
+#
+# A writer is an encoders.Writer: a T5, and ids of the texts that it reads. TASK stands before them, SEP between
+# a question and its evidence.
 
 def approximation_input(writer, case, taken):
     """Question approximation reads the evidence. Its target is the question."""
@@ -708,7 +710,8 @@ def approximation_rows(writer, paths):
 
 def sub_question_rows(writer, approximator, paths, target):
     """SQG's rows (input ids, target ids) of each state of a path: the question with e_1 … e_k, and what QAp's
-    T5 asks from the same evidence ("prefix", k from 1) or from the gold that is missing there ("suffix")."""
+    T5, the approximator, asks from the same evidence (target "prefix", k from 1) or from the gold that is
+    missing there ("suffix")."""
     inputs, sources = [], []
     for p in paths:
         for k in range(len(p.taken) + 1):
@@ -810,7 +813,7 @@ def search_all(policy, cases, search, progress):
         part = cases[start:start + 64]
         if search == "beam":
             paths += beam_search(policy, part, policy.cfg.beam)
-        elif search == "replace":
+        elif search == "replace":  # a sub-question in the question's place
             paths += forced_questions(policy, part)
         else:
             paths += greedy_paths(policy, part)
@@ -847,8 +850,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
     evidence_of = page.taken_by_rule(split, partial(offers, policy), cfg.max_evidence, progress)
     paths = []
     for case, taken in zip(split.cases, evidence_of, strict=True):
-        nothing = (0.0,) * (len(taken) + 1)
-        paths.append(SearchPath(case, taken, logprobs=nothing, done=True))
+        no_choice = (0.0,) * (len(taken) + 1)  # log p of actions that no policy drew
+        paths.append(SearchPath(case, taken, logprobs=no_choice, done=True))
     rows, summary = page.scored(policy, paths, split, cfg.seed)
     return rows, summary | {"by_rule": True}
 
@@ -946,6 +949,7 @@ def run_stage(run, cases, evals):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
         if stage in ASKS:
+            # kept in files: a resumed run does not make them again
             rows_of = partial(question_rows, cfg, stage, learner, evaluated)
             learned = folder.kept("rows.json", partial(rows_of, learned, needed=True))
             held_out = folder.kept("validation_rows.json", partial(rows_of, held_out, needed=False))
