@@ -684,8 +684,8 @@ def validation_loss(losses, learner, held_out, cfg):
 
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
 #
-# A writer is an encoders.Writer: a T5, and ids of the texts that it reads. TASK stands before them, SEP between
-# a question and its evidence.
+# A writer is an encoders.Writer: a T5, and ids of the texts that it reads. TASK stands before them, SEP
+# between a question and its evidence.
 
 def approximation_input(writer, case, taken):
     """Question approximation reads the evidence. Its target is the question."""
