@@ -371,7 +371,7 @@ class Report:
     sentence: str = NOTHING     # the report
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
-    tokens: int = 0             # as its planner's
+    tokens: int = 0             # sampled by its planner and all workers of it together, as Attempt.tokens
 
 
 @dataclass
@@ -422,7 +422,7 @@ async def plan(team, question, name, seed, watch=None):
         if calls and k + 1 == cfg.max_rounds:  # nobody would read what they find: they are not made
             calls = []
             faults["out of rounds"] = 1
-        faults["asked again"] += len(calls) - len(set(calls) - asked_before)
+        faults["asked again"] += len(calls) - len(set(calls) - asked_before)  # or twice in this turn
         asked_before.update(calls)
 
         layer = []  # one layer of the graph: its workers run side by side
@@ -597,8 +597,8 @@ def train(run, stage, policy, sampler, reference, place):
         """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, evaluates
-    # and saves.
+    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, warns if
+    # hardly any attempt was chosen (GUARD), evaluates and saves.
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
         order = stable_seed(cfg.seed, "order")
@@ -629,7 +629,7 @@ def train(run, stage, policy, sampler, reference, place):
         parts = mini_batches(selected, cfg.mini_batch)
         rates = []
         for number in range(len(parts)):
-            # one cosine over all iterations (ours); a token budget moves it on between iterations
+            # of one cosine over all iterations (ours), 0 to 1; a token budget moves it on between iterations
             fraction = before + number / len(parts) / cfg.steps
             rates.append(rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
         row |= likelihood_epoch(model, optimizer, parts, rates, cfg)
@@ -691,11 +691,11 @@ def warm_up(run, policy, place):
     for t in learned:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, learned, step=0)
+    write_sharegpt(folder, learned, step=0)  # before the first epoch; the page begins with step 1
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
-    run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
+    run.save(policy, optimizer, step=cfg.sft_epochs, state={"tokens": tokens, "K": cfg.threshold})
 
 
 def sft(cfg, folder, model, optimizer, trajectories):
@@ -769,7 +769,7 @@ def run_stage(run, env, stage, split, evals):
     cfg, steps = run.cfg, 0
     if stage in LEARNING and not records.budget_is_spent(run.folder, cfg.token_budget):
         steps = cfg.steps
-    if run.folder.is_done(steps, evals):
+    if run.folder.is_done(steps, evals):  # a resumed run that has made as many, and its evaluations
         return
     few_shot = stage == "few-shot"
     evals = [Place(**vars(e), env=env, few_shot=few_shot) for e in evals]
@@ -794,7 +794,7 @@ def run_stage(run, env, stage, split, evals):
             warm_up(run, policy, place)
         if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
-        run.evaluate(initial=few_shot)
+        run.evaluate(initial=few_shot)  # initial: says so if there is nothing to learn from
 
 
 def within_limit(place, policy, cfg):
@@ -981,7 +981,8 @@ def demonstration(tokenizer, question, demo, place, cfg):
     def agent(policy, search):
         team = Written(policy, place, unlimited, 0.0, search, planner, worker)
         return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
+    no_lines = []  # the team brings its own
+    return conversations(scripted.play(tokenizer, no_lines, place.retriever, agent))
 
 
 def warmed_up(cfg, source, place):

@@ -643,7 +643,7 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
     folder = SimpleNamespace(rewind=rewound.append, write=lambda *_: None, append=lambda *_: None)
     train = replace(place(), questions=[QUESTION])
     cfg = config(sft_trajectories=3, questions_per_step=4)
-    run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_: None, sampling=sampling)
+    run = SimpleNamespace(cfg=cfg, folder=folder, save=lambda *_, **__: None, sampling=sampling)
     m.warm_up(run, Policy("weights", tokenizer, engine), train)
     assert synced == ["weights"] and learned == made[:3] and rewound == [-1]  # what was killed is begun anew
     for t, own in zip(learned, prompts, strict=False):
