@@ -27,8 +27,6 @@ made. The graph is never written down: the calls of one planner turn are one lay
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
---graph evidences builds the graph from 2Wiki's evidences: gold facts and next to no others, far easier than
-Wikidata.
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
@@ -72,7 +70,8 @@ class Config(flags.PassageFlags):
         "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
     ] = "all"
     envs: str = "text"              # text, kg, kimi (each question's own passages), or several with commas
-    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = of the questions (2Wiki)
+    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = those of 2Wiki's questions, gold facts
+    # and next to no others, far easier than Wikidata
     graph: str = ""
 
     # ---- agent
