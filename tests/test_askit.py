@@ -123,6 +123,18 @@ def test_the_baseline_is_the_mean_return_of_other_paths_through_the_same_evidenc
     assert [p.actions for p in paths] == taken             # nothing else is learned from
 
 
+def test_each_fresh_path_of_a_baseline_is_drawn_by_itself(toy, monkeypatch):
+    first_numbers, finish_paths = [], askit.finish_paths
+
+    def noted(policy, paths, draws):
+        first_numbers.extend(draw.random() for draw in draws)
+        return finish_paths(policy, paths, draws)
+
+    monkeypatch.setattr(askit, "finish_paths", noted)
+    askit.baselines(toy(3), [path(case(), 0, SUBMIT)], 5)
+    assert len(first_numbers) == len(set(first_numbers)) >= 5
+
+
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
     cfg, ends = replace(CFG, max_evidence=3), []
     for p in askit.sample_paths(toy(1, cfg), [case(6)], 8, "seed"):
