@@ -43,7 +43,7 @@ import torch
 from common import data, flags, metrics, training
 from common.files import Progress, say
 from common.guards import STEP, UPDATE
-from common.of_askit import encoders, evidence, page, plumbing
+from common.of_askit import encoders, evidence, page, stages
 from common.of_askit.encoders import SEP, TASK
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
@@ -128,23 +128,22 @@ PAPER_MODELS = {
     "question_model": "ThomasSimonini/t5-end2end-question-generation",
 }
 PAPER_EVAL = "hotpotqa-dev"
-PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
-    ("supervised", PAPER_EVAL): "30.2 / 63.9",
-    ("ppo", PAPER_EVAL): "33.9 / 67.4",
-    ("ppo", f"{PAPER_EVAL}-beam4"): "34.4 / 69.0",
-    ("sqg", f"{PAPER_EVAL}-replace"): "0.0 / 40.8",
-}
 
 
 # ---------------------------------------------------------------- states
 #
-# A Case (common/of_askit/evidence.py) is a question with its sentences: texts; facts, their names in the
-# score; gold, the numbers of the labelled ones; gold_facts, all labelled ones, those out of reach too; and
-# for the models token ids and frozen vectors.
+# A Case (common/of_askit/evidence.py) is a question with its sentences:
+#
+#     texts    sentences, known by their numbers from 0
+#     gold     the numbers of the labelled ones; gold_facts also has those that are out of reach
+#     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
+#     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
+#
+# and a search is described by
 #
 #     state    (case, moves)
 #     moves    the numbers of the sentences taken, in their order
-#     action   a sentence's number, or SUBMIT
+#     action   a sentence's number, SUBMIT, or where sub-questions are forced ASK
 
 def state_ids(pair_tokenizer, case, moves):
     """Ids of the question and of the evidence behind it, <sep> between (sec. 3.1.1)."""
@@ -177,8 +176,8 @@ def coarse_loss(scores, gold_places):
 
 
 def coarse_losses(encoder, cases, cfg, rng):
-    """An update of the coarse stage; see `supervise`. The encoder learns which sentences are missing from a
-    state."""
+    """An update of the coarse stage: the encoder learns which sentences are missing from a state. Yields
+    (loss, states, how many whose best sentence is right), as `supervise` wants it."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
@@ -208,7 +207,7 @@ def offers(policy, states):
     vectors = policy.encoder.encode_all(queries)  # (n, H)
     offered = []
     for (case, moves), vector in zip(states, vectors, strict=True):
-        gone = case.closed | set(moves)  # closed: empty, except in asked_case
+        gone = case.closed | set(moves)  # closed: nothing, but in a sub-question's search (asked_case)
         k = min(policy.cfg.candidates, len(case.texts) - len(gone))
         if len(moves) >= policy.cfg.max_evidence:
             k = 0
@@ -223,7 +222,7 @@ def offers(policy, states):
 @dataclass
 class Policy:
     """The fine policy, and what a search needs besides. Its cache holds (actions, log-probs) of the states
-    seen since forget()."""
+    seen since forget(). An encoders.PairTokenizer writes ids, a text or a pair of texts."""
 
     model: encoders.Together  # .action and .submit: what is trained and saved
     encoder: encoders.Encoder  # of the coarse stage, frozen
@@ -236,18 +235,18 @@ class Policy:
         self.forget()
 
     @property
-    def tokenizer(self):
+    def tokenizer(self):  # a checkpoint keeps it
         return self.action_tokenizer.tokenizer
 
     def forget(self):
-        """After an update, and before what is sampled with it."""
+        """Empties the cache: after an update, and before the new weights sample."""
         self.cache = {}
 
 
 def log_policy(policy, rows):
-    """(n, 1 + k) log pi of submitting and of the actions offered, of rows (state, actions, …); -inf where a
-    row offers fewer. A next-sentence model scores (state, sentence), a question-answering model submitting.
-    """
+    """(n, 1 + k) log pi of submitting and of the actions offered; -inf where a row offers fewer. rows: tuples
+    that begin with (state, actions offered). A next-sentence model scores (state, sentence), a
+    question-answering model submitting."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), actions, *_) in enumerate(rows):
@@ -255,7 +254,8 @@ def log_policy(policy, rows):
         taken = [sentences[i] for i in moves]
         evidence_ids = []
         if taken:
-            evidence_ids = submit.joined(taken, staying=0)  # the oldest may go: none of them is the question
+            # where that is too long, the oldest sentence goes (staying=0: no question stands before it)
+            evidence_ids = submit.joined(taken, staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
         _, texts = case.tokens["action"]
@@ -279,8 +279,8 @@ def log_policy(policy, rows):
 
 
 def state_batches(rows, cfg):
-    """Rows (state, actions, …) split into forward passes of about --micro-tokens; a row costs a text (state
-    and sentence) for each action. No rows give [], since log_policy takes at least one."""
+    """Rows of log_policy split into forward passes of about --micro-tokens; a row costs a text (state and
+    sentence) for each action. No rows give [], since log_policy takes at least one."""
 
     def cost(row):
         (case, moves), actions, *_ = row
@@ -337,16 +337,15 @@ def supervised_loss(logp, correct):
 
 
 def supervised_losses(policy, cases, cfg, rng):
-    """An update of the supervised stage; see `supervise`. The policy learns to take missing gold, and to
-    submit when none is missing."""
+    """An update of the supervised stage: the policy learns to take missing gold, and to submit when none is
+    missing. Yields as coarse_losses does, one forward pass at a time."""
     batch = rng.choices(cases, k=cfg.supervised_batch)
     rows = supervised_states(policy, batch, cfg, rng)
     for part in state_batches(rows, cfg):  # forward passes, for memory alone
         logp = log_policy(policy, part)  # (n, 1 + k)
         _, _, right = zip(*part, strict=True)
-        right = encoders.padded(right, False, logp.device)
-        likeliest = logp.argmax(1)
-        hits = right[range(len(part)), likeliest].sum()
+        right = encoders.padded(right, False, logp.device)  # (n, 1 + k)
+        hits = right[range(len(part)), logp.argmax(1)].sum()  # states whose likeliest action is right
         loss = supervised_loss(logp, right) * len(part) / len(rows)  # the mean is over the whole batch
         yield loss, len(part), int(hits)
 
@@ -361,8 +360,8 @@ class SearchPath:
     path itself, not another one with the same moves."""
 
     case: "evidence.Case"
-    moves: tuple = ()  # sentence numbers, and in forced_questions the texts of sub-questions
-    given: int = 0  # moves that it began with: not its own actions
+    moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
+    given: int = 0  # moves that it began with, as b(s)'s fresh paths do: not its own actions
     logprobs: tuple = ()  # of each action, of the weights that chose it
     done: bool = False
     reward: float = 0.0  # once it is done
@@ -376,15 +375,9 @@ class SearchPath:
         return [m for m in self.moves if isinstance(m, str)]
 
     @property
-    def state(self):
-        return self.case, self.moves
-
-    @property
     def actions(self):
         """Sentence numbers, ASK and SUBMIT."""
-        own = []
-        for move in self.moves[self.given:]:
-            own.append(ASK if isinstance(move, str) else move)
+        own = [ASK if isinstance(m, str) else m for m in self.moves[self.given:]]
         if self.done:
             own.append(SUBMIT)
         return tuple(own)
@@ -407,62 +400,59 @@ class SearchPath:
         return [(self.case, self.moves[:end]) for end in ends]
 
 
-def finish_paths(policy, paths, choose):
-    """The paths, each taken to its end; choose(path number, actions, log-probs) -> index of the action. All
-    open states of all paths are scored in one call."""
+def finish_paths(policy, paths, draws=None, sampling="policy"):
+    """The paths, each taken to its end by the likeliest actions, or by drawn ones. draws: a random.Random per
+    path. All open states of all paths are scored in one call."""
     paths = list(paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
-        choices = policy_of(policy, [paths[n].state for n in running])
+        choices = policy_of(policy, [(paths[n].case, paths[n].moves) for n in running])
         for n, (actions, logprobs) in zip(running, choices, strict=True):
-            i = choose(n, actions, logprobs)
+            i = draw(draws[n], logprobs, sampling) if draws else likeliest(logprobs)
             paths[n] = paths[n].after(actions[i], logprobs[i])
-    return rewarded(policy, paths)
+    return rewarded(paths, policy.cfg)
 
 
-def sample_from(policy, starts, seeds, sampling="policy"):
-    """The paths that begin as `starts`, each with a seed of its own; sampling: see --correlate-sampling."""
-    draws = [random.Random(seed) for seed in seeds]
+def likeliest(logprobs):
+    """The index of the likeliest action."""
+    return max(range(len(logprobs)), key=logprobs.__getitem__)
 
-    def draw(n, actions, logprobs):
-        chances = [math.exp(x) for x in logprobs]
-        if sampling == "authors":
-            chances = [math.exp(p / 2) for p in chances]  # (`choices` divides by their sum)
-        return draws[n].choices(range(len(actions)), chances)[0]
 
-    return finish_paths(policy, starts, draw)
+def draw(rng, logprobs, sampling):
+    """The index of an action drawn from pi. sampling: see --correlate-sampling."""
+    chances = [math.exp(x) for x in logprobs]
+    if sampling == "authors":
+        chances = [math.exp(p / 2) for p in chances]  # (`choices` divides by their sum)
+    return rng.choices(range(len(chances)), chances)[0]
 
 
 def sample_paths(policy, cases, size, *seed, sampling="policy"):
-    """`size` paths per question; a path depends on its own seed alone."""
-    starts, seeds, times = [], [], Counter()
+    """`size` paths per question; a path depends on its own seed alone. seed: parts of it, as (run seed,
+    "ppo", step)."""
+    starts, draws, times = [], [], Counter()
     for case in cases:
         for _ in range(size):
             starts.append(SearchPath(case))
-            seeds.append(stable_seed(*seed, case.question.id, times[case]))
-            times[case] += 1
-    return sample_from(policy, starts, seeds, sampling)
-
-
-def best(n, actions, logprobs):
-    """The index of the likeliest action."""
-    return max(range(len(actions)), key=logprobs.__getitem__)
+            path_seed = stable_seed(*seed, case.question.id, times[case])
+            draws.append(random.Random(path_seed))
+            times[case] += 1  # a question drawn twice in a step goes on counting
+    return finish_paths(policy, starts, draws, sampling)
 
 
 def greedy_paths(policy, cases):
-    return finish_paths(policy, [SearchPath(case) for case in cases], best)
+    return finish_paths(policy, map(SearchPath, cases))
 
 
 def beam_search(policy, cases, width):
     """The most probable path of each question among `width` hypotheses."""
-    return rewarded(policy, [beam[0] for beam in grow_beams(policy, cases, width)])
+    return rewarded([beam[0] for beam in grow_beams(policy, cases, width)], policy.cfg)
 
 
 def grow_beams(policy, cases, width):
-    """The last hypotheses of each question, likeliest first. They begin as one and stay distinct, since each
-    has another parent or another last move."""
+    """The last hypotheses of each question, likeliest first: [[path]]. They begin as one and stay distinct,
+    since each has another parent or another last move."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
-        choices = policy_of(policy, [p.state for p in running])
+        choices = policy_of(policy, [(p.case, p.moves) for p in running])
         children = {}
         for p, (actions, logprobs) in zip(running, choices, strict=True):
             children[p] = [p.after(a, x) for a, x in zip(actions, logprobs, strict=True)]
@@ -486,10 +476,10 @@ def path_reward(case, moves, cfg, t=0):
     return discount * f1 + cfg.bonus * em
 
 
-def rewarded(policy, paths):
-    """The paths, with their rewards."""
+def rewarded(paths, cfg):
+    """The paths, with their rewards filled in."""
     for p in paths:
-        p.reward = path_reward(p.case, p.moves, policy.cfg)
+        p.reward = path_reward(p.case, p.moves, cfg)
     return paths
 
 
@@ -515,22 +505,23 @@ def baselines(policy, paths, least, *seed):
 
     for p in paths:
         note(p)
-    # from the question down, since a fresh path counts for every state that it comes through
+    # depth by depth, from the question on: a fresh path counts for every state that it comes through, so
+    # fewer are missing further down
     for depth in range(max(len(p.actions) for p in paths)):
-        starts = {}  # (same_state, number of the fresh path) -> where it starts
+        fresh = {}  # (same_state, k): the k-th fresh path from there, not yet begun
         for p in paths:
-            if depth >= len(p.actions):
-                continue
-            case, moves = p.states()[depth]
-            key = same_state(case, moves)
-            others = len(through[key]) - 1  # b(s) must not depend on the action taken: without p itself
-            for k in range(least - others):
-                starts.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
-        seeds = []
-        for (_, k), start in starts.items():
-            texts = sorted(map(str, start.moves))
-            seeds.append(stable_seed(*seed, "baseline", start.case.question.id, *texts, k))
-        for p in sample_from(policy, starts.values(), seeds):
+            if depth < len(p.actions):
+                case, moves = p.states()[depth]
+                key = same_state(case, moves)
+                others = len(through[key]) - 1  # b(s) must not depend on the action taken: without p itself
+                for k in range(least - others):
+                    fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
+        draws = []
+        for (_, k), start in fresh.items():
+            evidence_key = sorted(map(str, start.moves))
+            path_seed = stable_seed(*seed, "baseline", start.case.question.id, *evidence_key, k)
+            draws.append(random.Random(path_seed))
+        for p in finish_paths(policy, fresh.values(), draws):
             note(p)
     values = []
     for p in paths:
@@ -569,8 +560,8 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
 
 
 def actions_taken(policy, paths, advantages):
-    """What an update learns from: [(state, actions offered, column of the one taken, old log-prob,
-    advantage)].
+    """What an update learns from, rows of log_policy: [(state, actions offered, column of the one taken, old
+    log-prob, advantage)].
 
     Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
     called before sampling and after the last update, never between."""
@@ -585,6 +576,7 @@ def actions_taken(policy, paths, advantages):
 
 # ---------------------------------------------------------------- train
 
+# what a step's row may hold; RATIOS has those of guards.RATIO that say something of encoders
 METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
 
 
@@ -638,24 +630,27 @@ PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
 
 
 def supervise(run, learner, losses, rows, held_out):
-    """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2).
+    """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2). A step of the
+    log has EVERY updates.
 
-    rows: training questions or rows; losses(learner, rows, cfg, rng) draws a batch from them and yields, per
-    forward pass, (loss, choices, how many of them right). held_out: others for the validation loss, perhaps
-    none."""
+    rows: training questions, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
+    batch from them. held_out: others for the validation loss, perhaps none."""
     cfg, stage = run.cfg, run.name
     total = getattr(cfg, f"{stage}_steps")
-    lr, warmup = cfg.question_lr, 0
-    if stage not in ASKS:
+    if stage in ASKS:
+        lr, warmup = cfg.question_lr, 0
+    else:
         lr, warmup = getattr(cfg, f"{stage}_lr"), getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    counts = {"updates": 0}  # the last log step may hold fewer than EVERY; resuming with more goes on from it
+    # a checkpoint keeps it: the last step may have fewer updates than EVERY, and a run resumed with a larger
+    # total makes the rest
+    counts = {"updates": 0}
     for step, row in run.steps(learner, optimizer, log_steps(total), state=counts, label=f"{stage} | "):
         meter = training.Meter()
         while counts["updates"] < min(step * EVERY, total):
             update = counts["updates"]
             training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
-            # depends on the update alone, so that a stopped run goes on as if it had not been
+            # the batch depends on the update's number alone: a resumed run goes on as if it never stopped
             rng = random.Random(stable_seed(cfg.seed, stage, update))
             for loss, choices, right in losses(learner, rows, cfg, rng):
                 loss.backward()
@@ -666,7 +661,7 @@ def supervise(run, learner, losses, rows, held_out):
             optimizer.zero_grad()
             counts["updates"] += 1
         row |= meter.means()
-        if meter.total.get("tokens"):  # nothing, where no update was finite
+        if meter.total.get("tokens"):  # sums over the step's updates; none, if no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
         if held_out:
             row["pretrain/validation_loss"] = validation_loss(losses, learner, held_out, cfg)
@@ -688,6 +683,9 @@ def validation_loss(losses, learner, held_out, cfg):
 
 
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
+#
+# A writer is an encoders.Writer: a T5, and ids of the texts that it reads. TASK stands before them, SEP
+# between a question and its evidence.
 
 def approximation_input(writer, case, taken):
     """Question approximation reads the evidence. Its target is the question."""
@@ -712,7 +710,8 @@ def approximation_rows(writer, paths):
 
 def sub_question_rows(writer, approximator, paths, target):
     """SQG's rows (input ids, target ids) of each state of a path: the question with e_1 … e_k, and what QAp's
-    T5 asks from the same evidence ("prefix", k from 1) or from the gold that is missing there ("suffix")."""
+    T5, the approximator, asks from the same evidence (target "prefix", k from 1) or from the gold that is
+    missing there ("suffix")."""
     inputs, sources = [], []
     for p in paths:
         for k in range(len(p.taken) + 1):
@@ -729,7 +728,8 @@ def sub_question_rows(writer, approximator, paths, target):
 
 
 def question_losses(writer, rows, cfg, rng):
-    """An update of qap or sqg; see `supervise`: cross-entropy, mean over the targets' tokens."""
+    """An update of qap or sqg: cross-entropy, mean over the targets' tokens. Yields as coarse_losses does, of
+    tokens in place of states; right is one with p over a half."""
     batch = rng.choices(rows, k=cfg.question_batch)
     tokens = sum(len(target) for _, target in batch)  # of the whole batch, the end tokens too
     for part in writer.batches(batch):
@@ -742,44 +742,44 @@ def question_losses(writer, rows, cfg, rng):
 # ---------------------------------------------------------------- "PPO + sub-questions" (sec. 4.5.1)
 
 def forced_questions(policy, cases):
-    """The path of each question. Takes one sentence; then, wherever the policy would not submit, a
-    sub-question of the T5's beam search takes the question's place in a search of its own (with_searches).
-    The policy sees the evidence alone."""
+    """The path of each question. Takes one sentence; then asks wherever the policy, which sees the evidence
+    alone, would not submit."""
     paths = []
     start = [(case, ()) for case in cases]
     for case, (actions, logprobs) in zip(cases, policy_of(policy, start), strict=True):
-        i = 1 + best(0, actions[1:], logprobs[1:])  # the best sentence, even where it would submit
+        i = 1 + likeliest(logprobs[1:])  # the best sentence, even where it would submit
         paths.append(SearchPath(case).after(actions[i], logprobs[i]))
     while running := [n for n, p in enumerate(paths) if not p.done]:
         asking = []
         choices = policy_of(policy, [(paths[n].case, paths[n].taken) for n in running])
         for n, (actions, logprobs) in zip(running, choices, strict=True):
-            if actions[best(n, actions, logprobs)] == SUBMIT:
+            if actions[likeliest(logprobs)] == SUBMIT:
                 paths[n] = paths[n].after(SUBMIT, logprobs[0])
             else:
                 asking.append(n)
-        inputs = [sub_question_input(policy.asker, paths[n].case, paths[n].taken) for n in asking]
-        asked = []
-        for n, question in zip(asking, policy.asker.write(inputs), strict=True):
-            asked.append(paths[n].after(question, 0.0))  # log p 0: it was not the policy's own choice
-        for n, path in zip(asking, with_searches(policy, asked), strict=True):
+        longer = ask_and_search(policy, [paths[n] for n in asking])
+        for n, path in zip(asking, longer, strict=True):
             paths[n] = path
-    return rewarded(policy, paths)
+    return rewarded(paths, policy.cfg)
 
 
-def with_searches(policy, paths):
-    """Searches greedily with each path's last sub-question in the question's place, from no evidence; the
-    path takes what is found, and submits if nothing is."""
-    searches = [SearchPath(asked_case(policy, p)) for p in paths]
-    grown = []
-    for p, search in zip(paths, finish_paths(policy, searches, best), strict=True):
+def ask_and_search(policy, paths):
+    """The paths, each longer by a sub-question of the T5 and what a greedy search finds with it in the
+    question's place, from no evidence. A path submits if that is nothing: it would ask the same for ever."""
+    inputs = [sub_question_input(policy.asker, p.case, p.taken) for p in paths]
+    asked = []
+    for p, question in zip(paths, policy.asker.write(inputs), strict=True):
+        asked.append(p.after(question, 0.0))  # log p 0: no choice of the policy's own
+    searches = [SearchPath(asked_case(policy, p)) for p in asked]
+    longer = []
+    for p, search in zip(asked, finish_paths(policy, searches), strict=True):
         room = policy.cfg.max_evidence - len(p.taken)
         for i in search.taken[:room]:
             p = p.after(i, 0.0)
-        if not search.taken:  # from the same evidence it would ask the same again, for ever
+        if not search.taken:
             p = p.after(SUBMIT, 0.0)
-        grown.append(p)
-    return grown
+        longer.append(p)
+    return longer
 
 
 def asked_case(policy, path):
@@ -813,7 +813,7 @@ def search_all(policy, cases, search, progress):
         part = cases[start:start + 64]
         if search == "beam":
             paths += beam_search(policy, part, policy.cfg.beam)
-        elif search == "replace":
+        elif search == "replace":  # a sub-question in the question's place
             paths += forced_questions(policy, part)
         else:
             paths += greedy_paths(policy, part)
@@ -850,8 +850,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
     evidence_of = page.taken_by_rule(split, partial(offers, policy), cfg.max_evidence, progress)
     paths = []
     for case, taken in zip(split.cases, evidence_of, strict=True):
-        nothing = (0.0,) * (len(taken) + 1)
-        paths.append(SearchPath(case, taken, logprobs=nothing, done=True))
+        no_choice = (0.0,) * (len(taken) + 1)  # log p of actions that no policy drew
+        paths.append(SearchPath(case, taken, logprobs=no_choice, done=True))
     rows, summary = page.scored(policy, paths, split, cfg.seed)
     return rows, summary | {"by_rule": True}
 
@@ -889,68 +889,23 @@ def evaluate_approximations(policy, split, cfg, progress):
 
 @dataclass(frozen=True)
 class Stage:
-    """loads: stages whose checkpoints it needs in any case. begins_with: the stage whose policy it goes on
-    from, unless it has a checkpoint of its own or --checkpoint. losses: see `supervise`."""
-
-    loads: tuple = ("coarse",)
-    begins_with: str = ""
-    losses: Callable | None = None
-    evaluate: Callable = evaluate
-    searches: tuple = ("greedy", "beam")
+    needs: tuple                # earlier stages whose checkpoints it loads in any case
+    begins_with: str            # and the one whose policy it goes on from, without a checkpoint of its own
+    losses: Callable | None     # see `supervise`; ppo has `train`
+    evaluate: Callable
+    searches: tuple             # ways to find evidence, each of them evaluated
 
 
 STAGES = {
-    "coarse": Stage(
-        loads=(),
-        losses=coarse_losses,
-        evaluate=evaluate_coarse,
-        searches=("ranking", "bm25", "coarse", "oracle"),
-    ),
-    "supervised": Stage(losses=supervised_losses),
-    "ppo": Stage(begins_with="supervised"),
-    "qap": Stage(
-        loads=("coarse", "ppo"),
-        losses=question_losses,
-        evaluate=evaluate_approximations,
-        searches=("greedy",),
-    ),
-    "sqg": Stage(loads=("coarse", "qap", "ppo"), losses=question_losses, searches=("replace",)),
-    "eval": Stage(begins_with="ppo"),
+    "coarse": Stage((), "", coarse_losses, evaluate_coarse, ("ranking", "bm25", "coarse", "oracle")),
+    "supervised": Stage(("coarse",), "", supervised_losses, evaluate, ("greedy", "beam")),
+    "ppo": Stage(("coarse",), "supervised", None, evaluate, ("greedy", "beam")),
+    "qap": Stage(("coarse", "ppo"), "", question_losses, evaluate_approximations, ("greedy",)),
+    "sqg": Stage(("coarse", "qap", "ppo"), "", question_losses, evaluate, ("replace",)),
+    "eval": Stage(("coarse",), "ppo", None, evaluate, ("greedy", "beam")),
 }
 IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg")}
-ASKS = ("qap", "sqg")  # stages that train a T5
-
-
-def load_policy(cfg, source, encoder, cases):
-    """The fine policy of a checkpoint; without one (empty) of --action-model and --submit-model, or of the
-    first layers of --encoder with a new head each. No dropout, so that ratios begin at 1."""
-    scorers, tokenizers = encoders.load_scorers(cfg, source)
-    for tokenizer in tokenizers:
-        evidence.tokenize(tokenizer, cases)
-    return Policy(scorers.eval(), encoder, *tokenizers, cfg)
-
-
-def load_stage(cfg, stage, start, cases):
-    """(what a stage trains, what it evaluates); start: its own checkpoint, where it is resumed."""
-    trained = start
-    if stage != "coarse":
-        trained = plumbing.left_by(cfg, "coarse")
-        plumbing.check_encoder(cfg, trained)
-    encoder = encoders.load_encoder(cfg, trained or cfg.encoder)
-    evidence.tokenize(encoder.pair_tokenizer, cases)
-    # sentences keep the vectors of the encoder before its training (sec. 3.1.1)
-    evidence.freeze_vectors(encoders.load_encoder(cfg, cfg.encoder), cases)
-    if stage == "coarse":
-        return encoder, encoder
-    if stage in ASKS:
-        policy = load_policy(cfg, plumbing.left_by(cfg, "ppo"), encoder, cases)
-        policy.asker = encoders.load_writer(cfg, start or cfg.question_model)
-        return policy.asker, policy
-    source = start or cfg.checkpoint
-    if not source and STAGES[stage].begins_with:
-        source = plumbing.left_by(cfg, STAGES[stage].begins_with)
-    policy = load_policy(cfg, source, encoder, cases)
-    return policy, policy
+ASKS = IN_ORDER["ask"]  # stages that train a T5
 
 
 def question_rows(cfg, stage, writer, policy, cases, needed):
@@ -963,7 +918,7 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = encoders.load_writer(cfg, plumbing.left_by(cfg, "qap"))
+        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
     if needed and not rows:
         raise data.DataError(
@@ -988,11 +943,13 @@ def run_stage(run, cases, evals):
     torch.manual_seed(cfg.seed)  # of new heads
     learned, held_out = evidence.kept_apart(cases, cfg.validate)
     evaluated_cases = [case for split in evals for case in split.cases]
-    learner, evaluated = load_stage(cfg, stage, folder.start, cases + evaluated_cases)
+    learner, evaluated = stages.load(
+        cfg, stage, settings.begins_with, folder.start, cases + evaluated_cases, Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
         if stage in ASKS:
+            # kept in files: a resumed run does not make them again
             rows_of = partial(question_rows, cfg, stage, learner, evaluated)
             learned = folder.kept("rows.json", partial(rows_of, learned, needed=True))
             held_out = folder.kept("validation_rows.json", partial(rows_of, held_out, needed=False))
@@ -1013,32 +970,32 @@ def main(argv=None):
     asked = IN_ORDER.get(cfg.stage, (cfg.stage,))
     free = ["stage", "coarse_steps", "supervised_steps", "qap_steps", "sqg_steps"]  # --resume may change them
     runs = []
-    for n, stage in enumerate(asked):
+    for stage in asked:
         start = cfg.checkpoint
         if not cfg.ask:
             table = METRICS if stage == "ppo" else PRETRAIN_METRICS
             runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
             start = start or runs[-1].folder.start
-        needed = [*STAGES[stage].loads]
-        if STAGES[stage].begins_with and not start:
+        needed = [*STAGES[stage].needs]
+        if not start:
             needed.append(STAGES[stage].begins_with)
-        for earlier in needed:
-            if earlier not in asked[:n]:
-                plumbing.left_by(cfg, earlier)
+        for earlier in filter(None, needed):
+            if earlier not in asked:
+                stages.left_by(cfg, earlier)  # refuses where it is missing
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
-        policy, _ = load_stage(cfg, "eval", None, [case])
+        policy, _ = stages.load(cfg, "eval", STAGES["eval"].begins_with, None, [case], Policy)
         return page.show_path(policy, greedy_paths(policy, [case])[0])
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
         run_stage(run, cases, evals)
-    page.show_table(plumbing.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"), PAPER)
+    page.show_table(stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))
 
 
 def parse_args(argv=None):
     """The flags, over the paper's defaults or the embedded world's."""
-    return plumbing.check(flags.parse("askit", Config, __doc__, argv), PAPER_MODELS)
+    return stages.check(flags.parse("askit", Config, __doc__, argv), PAPER_MODELS)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ made. The graph is never written down: the calls of one planner turn are one lay
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
---graph evidences builds the graph from 2Wiki's evidences: gold facts and next to no others, far easier than
-Wikidata.
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
@@ -40,7 +38,6 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -48,13 +45,13 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, checkpoint, data, distributed, flags, kg, metrics, rollout, splits, training
+from common import chat, checkpoint, data, distributed, flags, kg, metrics, rollout, training
 from common import model as models
 from common.agent import Agent
 from common.files import say, warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
-from common.of_mygo import teams as team_page
+from common.of_mygo import places, records
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 from common.run import Run, make_engine, program, tell, timed
@@ -68,12 +65,13 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # what to do; all = few-shot, warm-up, mygo
+    # what to do; all = few-shot, warm-up, mygo. The table above select says what each learns from
     stage: Literal[
         "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
     ] = "all"
     envs: str = "text"              # text, kg, kimi (each question's own passages), or several with commas
-    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = of the questions (2Wiki)
+    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = those of 2Wiki's questions, gold facts
+    # and next to no others, far easier than Wikidata
     graph: str = ""
 
     # ---- agent
@@ -111,12 +109,9 @@ class Config(flags.PassageFlags):
     grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
     clip: float = .2                # GRPO: half width of the clip window
     kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
-    weight_decay: float = .01       # of matrices
-    grad_clip: float = 1.0          # largest norm of the gradient | LLaMA-Factory
     token_budget: int = 0           # stop when so many tokens were sampled after the warm-up; 0 = no limit
 
 
-WORLD_SETS = ("test", "dev", "other-relations")
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
 
 # ---------------------------------------------------------------- prompts (Tables 7-10 are at the end)
@@ -124,12 +119,15 @@ PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
 NOTHING = "No relevant information found."  # Table 10
 
 
-def first_prompt(tokenizer, env, role, request, few_shot):
-    """Prompt ids of planner or worker: instructions, examples if wanted, the request."""
-    table = "kg" if env == "kg" else "text"
-    messages = [("system", SYSTEM[table, role])]
+def first_prompt(tokenizer, who, request, few_shot=False):
+    """Prompt ids of a conversation: instructions, the example if wanted, the request. who: (environment,
+    "planner" or "worker"), as Tables 7-10 are for."""
+    messages = [("system", SYSTEM[who])]
     if few_shot and not chat.is_tiny(tokenizer):  # (the world's tiny policy has no words for examples)
-        messages += zip(itertools.cycle(("user", "assistant")), SHOTS[table, role])  # in turn
+        for n, text in enumerate(SHOTS[who]):
+            role = "assistant" if n % 2 else "user"
+            messages.append((role, text))
+    # Foreign: what a question or passage says can become no tag and no special token
     return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
 
@@ -218,7 +216,7 @@ def calls_of_text(text):
     """([(None, question)] of <search> tags, how many tags made none)"""
     questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
     calls = [(None, question) for question in questions if question]
-    tags = max(text.count("<search>"), text.count("</search>"))
+    tags = max(text.count("<search>"), text.count("</search>"))  # one that lacks its other half is a bad call
     return calls, tags - len(calls)
 
 
@@ -226,7 +224,7 @@ def calls_of_graph(text):
     """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
     calls = []
     for labels, double, single in CALL.findall(text):
-        label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)
+        label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)  # one label, a number
         question = " ".join((double or single).split())
         if label and question:
             calls.append((int(label[1]), question))
@@ -247,8 +245,9 @@ def parse_report(text, materials):
     sentence = last_inside("sentence", text)
     if not sentence:
         return None, [], "no sentence"
-    brackets = re.findall(r"\[([^\]]*)\]", last_inside("select", text) or "")
-    indices = [int(i) for bracket in brackets for i in re.findall(r"-?\d{1,6}", bracket)]
+    indices = []
+    for bracket in re.findall(r"\[([^\]]*)\]", last_inside("select", text) or ""):
+        indices += map(int, re.findall(r"-?\d{1,6}", bracket))  # [0][2], or [0, 2]
     if not indices:
         return None, [], "no selection"
     if indices == [-1]:
@@ -262,9 +261,10 @@ def parse_report(text, materials):
 
 @dataclass
 class Place(data.Split):
-    """Questions, a retriever and a graph in one environment: what can be asked and read there."""
+    """Where a team works: a data.Split (name, questions, retriever, graph) in one environment."""
 
     env: str = "text"  # or kg, which reads `graph`, or kimi
+    few_shot: bool = False  # whether prompts have an example
     own: dict = field(default_factory=dict)  # kimi: question id -> a retriever over its own passages
 
 
@@ -276,7 +276,6 @@ class Team:
     place: Place
     cfg: Config
     temperature: float
-    few_shot: bool = False
     search: object = None  # a BatchedSearch; its place's by default
 
     def __post_init__(self):
@@ -286,14 +285,14 @@ class Team:
         """The results of coroutines, in order; engine and search batch what waits."""
         return rollout.run_agents(agents, self.policy.engine, self.search)
 
-    def prompt(self, role, request):
-        return first_prompt(self.policy.tokenizer, self.place.env, role, request, self.few_shot)
+    def prompt(self, info):
+        return first_prompt(self.policy.tokenizer, info.who, info.request, self.place.few_shot)
 
-    async def say(self, prompt_ids, turns, seed, known):
-        """The next Turn of a conversation, sampled to the end of its message. known: a planner's entities or
-        a worker's Report; only Written, in the appendix, reads it."""
+    async def say(self, info, prompt_ids, turns, seed):
+        """The next Turn of a conversation, sampled to the end of its message. info: the speaker's Attempt or
+        Report; sampling needs no more of it, a written demonstration speaks from it (Written)."""
         g = await self.policy.engine.generate(
-            context_ids(prompt_ids, turns),
+            context_ids(prompt_ids, turns),  # all ids so far: token in, token out
             stop=(),
             max_tokens=self.cfg.max_turn,
             temperature=self.temperature,
@@ -306,20 +305,20 @@ class Team:
 def topic_entities(question, graph):
     """The gold topic entities that a graph's planner starts from (sec. 4.1), as the graph spells them: those
     that the data set names, else the heads of its evidences that no other evidence leads to (ours)."""
-    tails = {plain_name(tail) for _, _, tail in question.evidences}
-    spellings = question.entities  # [[name, another name of the same, …]]
-    if not spellings:
-        spellings = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
-    entities = {}  # as an ordered set
-    for names in spellings:
+    entities_named = question.entities  # [[name, another name of the same, …]]
+    if not entities_named:
+        tails = {plain_name(tail) for _, _, tail in question.evidences}
+        entities_named = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
+    entities = []
+    for names in entities_named:
         in_graph = [name for name in names if name and name in graph]
-        entities |= dict.fromkeys(in_graph[:1])
-    return list(entities)
+        entities += in_graph[:1]  # the first name that the graph knows
+    return list(dict.fromkeys(entities))
 
 
 def plain_name(name):
     """A name without accents, case and punctuation: 2Wiki spells one entity in several ways."""
-    name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))
+    name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))  # (ł does not decompose)
     return metrics.normalize_answer(name.encode("ascii", "ignore").decode())
 
 
@@ -361,8 +360,8 @@ def nearest_facts(sub, facts, most):
 
 @dataclass
 class Report:
-    """A worker's outcome."""
-    role = "worker"
+    """What a worker was asked, read and said: the `info` of its Trajectory."""
+    who: tuple                  # (environment, "worker")
     sub_question: str
     entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
     materials: list = field(default_factory=list)   # lines that it reads
@@ -371,25 +370,26 @@ class Report:
     sentence: str = NOTHING     # the report
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
-    tails: list = field(default_factory=list)       # entities that the selected triples lead to
-    tokens: int = 0             # sampled by its planner and all workers: GRPO divides by it
+    tokens: int = 0             # sampled by its planner and all workers of it together, as Attempt.tokens
 
 
 @dataclass
 class Attempt(Outcome):
-    """A planner's outcome. Outcome has answer, em, f1 (0 without an answer) and searches (sub-questions)."""
-    role = "planner"
+    """The `info` of a planner's Trajectory: what common.rollout.Outcome has (answer, problem, em and f1, 0
+    without an answer, searches = sub-questions), and this."""
+    who: tuple = ("text", "planner")
     request: str = ""           # the planner's user message
+    entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
     workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
     faults: dict = field(default_factory=dict)      # {fault: how often}
-    tokens: int = 0             # sampled by planner and workers
+    tokens: int = 0             # sampled by planner and all workers together: GRPO's loss divides by it
 
 
 async def work(team, question, sub, entity, seed):
     """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. If there is
     nothing to read or the label is unknown, the model is not sampled and the trajectory has no turns."""
     env, max_words = team.place.env, team.cfg.max_words
-    info = Report(harmless(sub, max_words), entity)
+    info = Report((env, "worker"), harmless(sub, max_words), entity)
     info.materials, info.facts = await materials_for(team, question, info.sub_question, entity)
     if not info.materials:
         info.problem = "nothing to read"
@@ -397,13 +397,11 @@ async def work(team, question, sub, entity, seed):
             info.problem = "unknown label"
         return Trajectory(question.id, [], [], info=info)
     info.request = worker_request(env, info.sub_question, info.materials)
-    prompt_ids = team.prompt("worker", info.request)
-    turn = await team.say(prompt_ids, [], seed, info)
+    prompt_ids = team.prompt(info)
+    turn = await team.say(info, prompt_ids, [], seed)
     sentence, info.selected, info.problem = parse_report(turn.text, len(info.materials))
     if sentence:
         info.sentence = harmless(sentence, max_words)
-    if info.facts:
-        info.tails = [info.facts[i][2] for i in info.selected]
     return Trajectory(question.id, prompt_ids, [turn], info=info)
 
 
@@ -412,52 +410,58 @@ async def plan(team, question, name, seed, watch=None):
     Attempt. name: distinguishes the attempts at one question, and their seeds. watch(turn): shows it."""
     place, cfg = team.place, team.cfg
     entities, request = opening(place, question, cfg)
-    prompt_ids = team.prompt("planner", request)
-    turns, layers, faults, asked = [], [], Counter(), set()
-    while True:
-        k = len(turns)
-        turn = await team.say(prompt_ids, turns, stable_seed(seed, name, k), entities)
+    info = Attempt(who=(place.env, "planner"), request=request, entities=entities)
+    prompt_ids = team.prompt(info)
+    turns, faults, asked_before = [], Counter(), set()
+    for k in range(cfg.max_rounds):
+        turn = await team.say(info, prompt_ids, turns, stable_seed(seed, name, k))
         turns.append(turn)
-        calls, answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
+        calls, info.answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
         faults += wrong
-        if answer or not calls or len(turns) == cfg.max_rounds:  # the calls of the last round are not made
-            faults["out of rounds"] += bool(calls)
-            break
-        faults["asked again"] += len(calls) - len(set(calls) - asked)
-        asked.update(calls)
+        if calls and k + 1 == cfg.max_rounds:  # nobody would read what they find: they are not made
+            calls = []
+            faults["out of rounds"] = 1
+        faults["asked again"] += len(calls) - len(set(calls) - asked_before)  # or twice in this turn
+        asked_before.update(calls)
 
-        agents = []  # a layer, side by side
+        layer = []  # one layer of the graph: its workers run side by side
         for i, (label, sub) in enumerate(calls):
             entity = None
             if label is not None and 0 <= label < len(entities):
                 entity = entities[label]
-            agents.append(work(team, question, sub, entity, stable_seed(seed, name, k, "worker", i)))
-        workers = await asyncio.gather(*agents)
-        layers.append(workers)
+            layer.append(work(team, question, sub, entity, stable_seed(seed, name, k, "worker", i)))
+        workers = await asyncio.gather(*layer)
+        info.workers.append(workers)
         faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
-        # in order: each may add to `entities`, whose positions are the labels
-        turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
-        # of a turn that was cut off, the end-of-message token stands in the observation, with mask 0
-        reply = chat.Foreign(turn.observation)
-        turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
+        if workers:
+            # in order: each may add to `entities`, whose positions are the labels
+            turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
+            # The observation has mask 0. So has the end of the planner's message, if the turn was cut off
+            # before it: the policy did not sample it, and it stands among the observation's ids
+            reply = chat.Foreign(turn.observation)
+            turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
             watch(turn)
-    layers.append([])  # layers[i] are the workers of turns[i]; the last turn has none
-    if watch:
-        watch(turn)
-    info = Attempt(answer, request=request, workers=layers, faults=dict(+faults))
+        if not calls:
+            break
+    info.faults = dict(+faults)  # (+ leaves out zeros)
     return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
 
 
 def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for the entities it leads to,
-    which are appended to `entities`. An entity without facts of its own gets none: nothing is to be read."""
+    """What the planner reads of a worker: its sentence, and the next labels for the entities that its
+    selected triples lead to, which are appended to `entities`. An entity without facts of its own gets none:
+    nothing is to be read."""
+    labels = []
+    if report.facts:
+        for i in report.selected:
+            tail = report.facts[i][2]
+            if tail not in entities and place.graph.facts(tail):
+                labels.append(f"[{len(entities)}] {harmless(tail, cfg.max_words)}")
+                entities.append(tail)
     line = f"Obs: {report.sentence}"
-    new = [e for e in dict.fromkeys(report.tails) if e not in entities and place.graph.facts(e)]
-    if new:
-        labels = [f"[{len(entities) + i}] {harmless(e, cfg.max_words)}" for i, e in enumerate(new)]
+    if labels:
         line += f" Candidate: {' '.join(labels)}"
-    entities += new
     return line
 
 
@@ -477,7 +481,7 @@ def score(trajectory, question):
     info.searches = sum(map(len, info.workers))
     info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
     for c in conversations(trajectory):
-        c.info.tokens = info.tokens  # the denominator of our GRPO loss
+        c.info.tokens = info.tokens
     return trajectory
 
 
@@ -508,7 +512,7 @@ async def attempts(team, question, first, K, seed):
     group, cfg = [first], team.cfg
     while True:
         passed = sum(t.reward > K for t in group)
-        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))  # so passed + missing <= keep
+        missing = min(cfg.keep - passed, cfg.max_attempts - len(group))
         if missing <= 0:
             return group
         names = [f"attempt{len(group) + i}" for i in range(missing)]
@@ -528,11 +532,6 @@ def sample(team, questions, step, K, rises=True):
     return groups, K
 
 
-def select(group, K, keep):
-    """The trajectories of one question to learn from: those that pass K, at most `keep` (D.2)."""
-    return [t for t in group if t.reward > K][:keep]
-
-
 # The stages that train in iterations. All start from the warm-up (or from --checkpoint, or --warmup-data).
 #
 #   stage     attempts per question        learned from                            loss
@@ -546,8 +545,14 @@ def select(group, K, keep):
 #   grpo      group_size                   all, unless all rewards are equal       clipped ratio, KL (Eq 4),
 #                                                                                  group advantages
 BASELINES = ("grpo", "star", "raft", "raft++")
-RATIOS = ("grpo", "raft++")
+WITH_RATIO = ("grpo", "raft++")  # in their loss
 LEARNING = ("mygo", "offline", "fixed", *BASELINES)
+
+
+def select(group, K, keep):
+    """The trajectories of one question to learn from: those that pass K, at most `keep` (D.2). Baselines
+    have rules of their own."""
+    return [t for t in group if t.reward > K][:keep]
 
 
 # ---------------------------------------------------------------- loss (Eq 6)
@@ -571,7 +576,7 @@ def mini_batches(groups, size):
     return [part for part in parts if part]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | team_page.TEAMS  # of a step's row
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # what a step's row may hold
 
 
 def train(run, stage, policy, sampler, reference, place):
@@ -581,19 +586,20 @@ def train(run, stage, policy, sampler, reference, place):
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
     weights of GRPO's KL term."""
     cfg, model = run.cfg, policy.model
-    optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
+    # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (ours, LLaMA-Factory)
+    optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     threshold = cfg.offline_threshold if stage == "offline" else cfg.threshold
-    state = {"tokens": 0, "K": threshold}  # kept in checkpoints
+    state = {"tokens": 0, "K": threshold}  # kept in checkpoints, and read back from them on --resume
 
     def completed(step):
         """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, evaluates
-    # and saves.
+    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, warns if
+    # hardly any attempt was chosen (GUARD), evaluates and saves.
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
-                               label=f"{stage} | ", guard=team_page.GUARD):
+                               label=f"{stage} | ", guard=records.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
         before = completed(step - 1)  # where on the cosine this iteration begins
@@ -608,37 +614,46 @@ def train(run, stage, policy, sampler, reference, place):
                 selected = [select(group, state["K"], cfg.keep) for group in groups]
         # rejected attempts count too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        record(run.folder, step, row, state, place, questions, groups, selected, stage)  # for log and page
+        # for the log, the page and LLaMA-Factory (which could not use what GRPO learns to avoid)
+        row |= records.of_step(step, stage, state, questions, groups, selected, conversations)
+        row |= rollout.search_repairs(place.retriever)
+        if stage != "grpo":
+            write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
         # 3. update (Eq 6), once per mini-batch, on planners and workers alike
         rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # a factor of the rate, 1 without --lr-warmup
-        if stage in RATIOS:  # GRPO and RAFT++ alone, by a loss of their own
+        if stage in WITH_RATIO:  # GRPO and RAFT++ alone, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
             continue
-        meter = training.Meter()
         parts = mini_batches(selected, cfg.mini_batch)
-        for number, part in enumerate(parts):
-            # one cosine over all iterations (ours); a token budget moves it on between iterations
+        rates = []
+        for number in range(len(parts)):
+            # of one cosine over all iterations (ours), 0 to 1; a token budget moves it on between iterations
             fraction = before + number / len(parts) / cfg.steps
-            training.set_lr(optimizer, rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
-            likelihood_update(model, optimizer, part, cfg, meter)
-        row |= team_page.update_metrics(meter, optimizer)
+            rates.append(rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
+        row |= likelihood_epoch(model, optimizer, parts, rates, cfg)
 
 
-def likelihood_update(model, optimizer, trajectories, cfg, meter):
-    """An update by Eq 6 on a mini-batch: planners, and workers, failed ones too."""
-    learned = [c for t in trajectories for c in conversations(t)]
-    # sampled tokens of the whole mini-batch on all ranks; prompts and observations have mask 0
-    num_tokens = sum(c.sampled_tokens for c in learned)
-    for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):  # this rank's
-        logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
-        loss = mle_loss(logprobs, b.response_mask, num_tokens)
-        (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
-        meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-    norm = training.clip_gradient(model, cfg.grad_clip)
-    if meter.end_update(norm):  # else loss or gradient is not a number: no update
-        optimizer.step()
-    optimizer.zero_grad()
+def likelihood_epoch(model, optimizer, parts, rates, cfg):
+    """An update by Eq 6 for each mini-batch of trajectories, at its learning rate, on planners and workers,
+    failed ones too. Returns the means for the step's row."""
+    meter = training.Meter()
+    for part, rate in zip(parts, rates, strict=True):
+        training.set_lr(optimizer, rate)
+        learned = [c for t in part for c in conversations(t)]
+        # sampled tokens of the whole mini-batch on all ranks; prompts and observations have mask 0
+        num_tokens = sum(c.sampled_tokens for c in learned)
+        # passes of --micro-tokens, for memory alone: gradients add up. Of several ranks, this one's
+        for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):
+            logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
+            loss = mle_loss(logprobs, b.response_mask, num_tokens)
+            (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
+            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+        norm = training.clip_gradient(model)
+        if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            optimizer.step()
+        optimizer.zero_grad()
+    return records.update_metrics(meter, optimizer)
 
 
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
@@ -647,15 +662,18 @@ def warm_up(run, policy, place):
     """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
     folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
-    team = Team(policy, place, cfg, cfg.temperature, few_shot=True)
+    team = Team(policy, place, cfg, cfg.temperature)
     order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    right, tokens, tried, row = [], 0, 0, {}
-    with run.sampling(policy, row):
+    right, tokens, tried, seconds = [], 0, 0, {}
+    with run.sampling(policy, seconds):
         while len(right) < cfg.sft_trajectories and tried < len(questions):
             batch = questions[tried:tried + cfg.questions_per_step]
-            seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
-            sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
+            agents = []
+            for q in batch:
+                seed = stable_seed(cfg.seed, "warm-up", tried + len(agents), q.id)
+                agents.append(plan(team, q, "warm-up", seed))
+            sampled = team.run(agents)
             tried += len(batch)
             tokens += sum(t.info.tokens for t in sampled)
             right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
@@ -667,17 +685,16 @@ def warm_up(run, policy, place):
     if len(right) < cfg.sft_trajectories:
         warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | row)
+    folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | seconds)
     learned = [t for t, _ in right[:cfg.sft_trajectories]]
-    for t in learned:  # learned under prompts without the examples (D.3)
+    for t in learned:  # learned under prompts without the example (D.3)
         for c in conversations(t):
-            c.prompt_ids = first_prompt(
-                policy.tokenizer, place.env, c.info.role, c.info.request, few_shot=False)
-    write_sharegpt(folder, learned, place.env, step=0)  # for LLaMA-Factory; nothing here reads it
-    folder.append("samples.jsonl", [team_page.group_record([t], q, step=1) for t, q in right[:5]])
-    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, cfg.weight_decay, kind=cfg.optimizer)
+            c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
+    write_sharegpt(folder, learned, step=0)  # before the first epoch; the page begins with step 1
+    folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
+    optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, learned)
-    run.save(policy, optimizer, cfg.sft_epochs, {"tokens": tokens, "K": cfg.threshold})
+    run.save(policy, optimizer, step=cfg.sft_epochs, state={"tokens": tokens, "K": cfg.threshold})
 
 
 def sft(cfg, folder, model, optimizer, trajectories):
@@ -686,12 +703,11 @@ def sft(cfg, folder, model, optimizer, trajectories):
         rng = random.Random(stable_seed(cfg.seed, "sft", epoch))
         order = rng.sample(trajectories, len(trajectories))
         parts = mini_batches([[t] for t in order], cfg.mini_batch)
-        meter = training.Meter()
-        for number, part in enumerate(parts):
+        rates = []
+        for number in range(len(parts)):
             fraction = (epoch + number / len(parts)) / cfg.sft_epochs
-            training.set_lr(optimizer, training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
-            likelihood_update(model, optimizer, part, cfg, meter)
-        row = {"step": epoch + 1} | team_page.update_metrics(meter, optimizer)
+            rates.append(training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
+        row = {"step": epoch + 1} | likelihood_epoch(model, optimizer, parts, rates, cfg)
         loss = row.get("train/loss", math.nan)
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
             f"{row['train/updates']} updates")
@@ -700,23 +716,23 @@ def sft(cfg, folder, model, optimizer, trajectories):
 
 # ---------------------------------------------------------------- evaluate
 
-def agent_in(place, few_shot=False):
+def agent_in(place):
     """A team in one place, as evaluations, --collect and --ask need it (common/agent.py)."""
     def prompt(tokenizer, question, cfg):
         _, request = opening(place, question, cfg)
-        return first_prompt(tokenizer, place.env, "planner", request, few_shot)
+        return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
 
     def play(player, question, name):
-        team = Team(player.policy, place, player.cfg, player.temperature, few_shot, player.search)
+        team = Team(player.policy, place, player.cfg, player.temperature, player.search)
         return plan(team, question, name, player.seed, player.watch)
-    return Agent("mygo_mujica", play, prompt, rows_of=partial(learned_rows, env=place.env))
+    return Agent("mygo_mujica", play, prompt, rows_of=collected_rows)
 
 
-def evaluate(policy, place, cfg, progress, few_shot=False):
+def evaluate(policy, place, cfg, progress):
     """One trajectory per question. Returns (rows, summary)."""
-    rows, summary = agent_in(place, few_shot).evaluate(
-        policy, place, cfg, progress, team_page.prediction, ("em", "f1", "searches", "tokens", "rounds"))
-    return rows, summary | {"faults": team_page.faults_of(row["faults"] for row in rows)}
+    rows, summary = agent_in(place).evaluate(
+        policy, place, cfg, progress, records.prediction, ("em", "f1", "searches", "tokens", "rounds"))
+    return rows, summary | {"faults": records.faults_of(row["faults"] for row in rows)}
 
 
 # ---------------------------------------------------------------- main
@@ -727,33 +743,35 @@ def main(argv=None):
     cfg = parse_args(argv)
     if cfg.ask:
         return ask(cfg)
-    envs, of_env = cfg.envs.split(","), [cfg.stage]
+    envs, stages = cfg.envs.split(","), [cfg.stage]
     if cfg.stage == "all":
-        of_env = ["few-shot", "warm-up", "mygo"]
-    saves = dict.fromkeys(LEARNING, True) | {"warm-up": "once"}
-    free = ["stage", "envs", "token_budget"]
-    runs = []  # opened first: a run that cannot go on is refused before data are read
-    for env, stage in itertools.product(envs, of_env):
-        runs.append(Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves.get(stage, False)))
+        stages = ["few-shot", "warm-up", "mygo"]
+    free = ["stage", "envs", "token_budget"]  # --resume may change these flags
+    todo = []  # opened first: a run that cannot go on is refused before data are read
+    for env, stage in itertools.product(envs, stages):
+        saves = stage in LEARNING
+        if stage == "warm-up":
+            saves = "once"  # at its end
+        todo.append((Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves), env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing
     split, evals = load_splits(cfg)
     tell(cfg, cfg.steps)  # what will happen
-    for run in runs:
-        env, _, stage = run.name.partition("-")
-        place = split and Place(**vars(split), env=env)
-        run_stage(run, stage, place, [Place(**vars(s), env=env) for s in evals])
+    for run, env, stage in todo:
+        run_stage(run, env, stage, split, evals)
     for env in envs:
-        distributed.once(team_page.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
+        distributed.once(records.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
 
 
-def run_stage(run, stage, place, evals):
+def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates. --resume skips a complete one."""
-    cfg, steps, env = run.cfg, 0, evals[0].env
-    if stage in LEARNING and not team_page.budget_is_spent(run.folder, cfg.token_budget):
+    cfg, steps = run.cfg, 0
+    if stage in LEARNING and not records.budget_is_spent(run.folder, cfg.token_budget):
         steps = cfg.steps
-    if run.folder.is_done(steps, evals):
+    if run.folder.is_done(steps, evals):  # a resumed run that has made as many, and its evaluations
         return
+    few_shot = stage == "few-shot"
+    evals = [Place(**vars(e), env=env, few_shot=few_shot) for e in evals]
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, evals[0])
@@ -766,79 +784,61 @@ def run_stage(run, stage, place, evals):
         sampler = frozen_sampler(cfg, source, policy)
     if has_reference:
         reference = models.load_reference(policy.model, source, lora=0)
-    few_shot = stage == "few-shot"
-    evals = [agent_in(e, few_shot).within_limit(policy, [e], cfg)[0] for e in evals]
+    evals = [within_limit(e, policy, cfg) for e in evals]
     if trains:
-        place, = agent_in(place, stage == "warm-up").within_limit(policy, [place], cfg)
+        place = within_limit(Place(**vars(split), env=env, few_shot=stage == "warm-up"), policy, cfg)
 
-    title = f"Mujica {cfg.name}: {env} {stage}"
-    with run.stage(title, policy, evals, partial(evaluate, few_shot=few_shot)):
+    with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate):
         if stage == "warm-up" and not run.folder.start:  # it saves at its end alone
             warm_up(run, policy, place)
         if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
-        run.evaluate(initial=few_shot)
+        run.evaluate(initial=few_shot)  # initial: says so if there is nothing to learn from
+
+
+def within_limit(place, policy, cfg):
+    """The place with the questions whose prompts --max-prompt allows."""
+    return agent_in(place).within_limit(policy, [place], cfg)[0]
 
 
 def ask(cfg):
     """--ask: one question. In a graph its topic entities are those that it names."""
     run = Run(cfg, "mygo_mujica")
     _, [split, *_] = load_splits(cfg)
-    place = Place(**vars(split), env=cfg.envs.split(",")[0])
+    place = Place(**vars(split), env=cfg.envs.split(",")[0], few_shot=cfg.stage == "few-shot")
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":
         from common.graphs.synthesis import is_named
         question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
         if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-    agent = agent_in(place, few_shot=cfg.stage == "few-shot")
-    agent.ask(run, start_weights(cfg, place.env, "eval"), place.retriever, question)
+    agent_in(place).ask(run, start_weights(cfg, place.env, "eval"), place.retriever, question)
 
 
 def start_weights(cfg, env, stage):
     """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
-    if stage in LEARNING and (not cfg.checkpoint or cfg.stage == "all") and not cfg.warmup_data:
-        of_env = replace(cfg, name=f"{cfg.name}-{env}")
-        return left_by(of_env, "mygo_mujica", "warm-up", stage)
-    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
+    named = cfg.warmup_data or cfg.checkpoint and cfg.stage != "all"  # (all warms the checkpoint up first)
+    if stage in LEARNING and not named:
+        return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", stage)
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: a service
     return checkpoint.find(source) or source
 
 
 def frozen_sampler(cfg, source, policy):
     """A policy with an engine and weights of its own."""
     model = models.load_model(source, frozen=True, precision=cfg.precision)
-    model.vocabulary = policy.model.vocabulary
+    model.vocabulary = policy.model.vocabulary  # ids that may be sampled
     return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
 
 
 def load_splits(cfg):
     """(training split or None, evaluation splits), with the graph where one is searched (sec. 4.1)."""
-    if cfg.data == "world":
-        from common.world import hard
-        from common.world import splits as of_world
-        return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale,
-                                   hard.parse(cfg.world), kg.KnowledgeGraph.from_triples)
-    envs = cfg.envs.split(",")
-    whole = replace(cfg, limit=0)
-    split, evals = splits.load_splits(whole, PAPER_EVAL, "text" in envs, live=cfg.graph == "evidences")
-    if split and cfg.limit:  # a random subset (D.3)
-        rng = random.Random(stable_seed(cfg.seed, "subset"))
-        split.questions = rng.sample(split.questions, min(cfg.limit, len(split.questions)))
-    sets = [s for s in (split, *evals) if s]
-    questions = [q for s in sets for q in s.questions]
-    bare = [q.id for q in questions if not q.context]
-    if bare and "kimi" in envs:
-        raise data.DataError(f"--envs kimi: question {bare[0]} has no passages of its own")
-    if "kg" in envs:
-        from common.graphs import kg_files
-        graph = kg_files.graph_of(cfg.graph, questions)
-        for s in sets:
-            s.graph = graph
-            lost = sum(not topic_entities(q, graph) for q in s.questions)
-            if lost:
-                warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
-                     "nothing can be searched for them")
-    return split, evals
+    if cfg.data != "world":
+        return places.load_splits(cfg, PAPER_EVAL, topic_entities)
+    from common.world import hard
+    from common.world import splits as of_world
+    return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale,
+                               hard.parse(cfg.world), kg.KnowledgeGraph.from_triples)
 
 
 def parse_args(argv=None):
@@ -848,64 +848,33 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Fills in dependent fields, so that config.json records what ran; refuses settings that cannot run."""
-    if cfg.eval_only:
-        cfg = replace(cfg, stage="eval")
-    envs = cfg.envs.split(",")
-    if "text" not in envs:
-        cfg = replace(cfg, retriever=cfg.retriever or "bm25")
-    cfg = flags.named(replace(cfg, eval_only=cfg.stage == "eval"))
-    least = {"group_size": 2}  # (samples are compared)
-    cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature grad_clip", WORLD_SETS, least)
-    flags.needs_a_model(cfg)
-    few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
-    for wrong, flag, words in (
-        (not set(envs) <= {"text", "kg", "kimi"} or len(set(envs)) < len(envs), "envs",
-         "text, kg or kimi, or several of them with commas"),
-        ("kimi" in envs and (cfg.ask or cfg.retriever.startswith("http")), "envs", "kimi searches a "
-         "question's own passages with --retriever bm25 or dense:MODEL; --ask has no passages"),
-        ("kg" in envs and cfg.data != "world" and not cfg.graph, "envs",
-         "kg needs --graph FILE (triples or GraphML), or --graph evidences with a data set that has them"),
-        (cfg.threshold >= R_SUP, "threshold", "below 1: rewards (F1) have to be above it"),
-        (cfg.offline_threshold >= R_SUP, "offline_threshold", "below 1: rewards (F1) have to be above it"),
-        (cfg.warmup_data and (envs != ["text"] or few_shot_first), "warmup_data", "replaces the warm-up on "
-         f"few-shot trajectories: it goes with --envs text and --stage {', '.join(LEARNING)} or eval"),
-        (cfg.sampler_correction != "none" and cfg.stage not in RATIOS, "sampler_correction",
-         "goes with --stage grpo and raft++; a likelihood (Eq 6) has no ratio"),
-        ("elastic" in cfg.world, "world",
-         "elastic is for agents that search on their own; here the knob is partial"),
-    ):
-        if wrong:
-            flags.refuse(flag, getattr(cfg, flag), words)
-    return cfg
+    return places.resolve(cfg, LEARNING, WITH_RATIO)
 
 
 # ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
 
 def baseline_groups(team, questions, stage, step):
-    """(group_size attempts per question, those of them that the stage learns from)"""
-    cfg, agents = team.cfg, []
-    seeds = question_seeds(questions, cfg.seed, step)
-    for q, seed in zip(questions, seeds, strict=True):
-        agents += [plan(team, q, f"attempt{k}", seed) for k in range(cfg.group_size)]
-    flat = team.run(agents)
-    groups = [flat[i:i + cfg.group_size] for i in range(0, len(flat), cfg.group_size)]
-    selected = [baseline_choice(group, stage, cfg.keep) for group in groups]
-    if stage in RATIOS:
+    """([[attempt]], group_size of them per question; [[attempt]] that the stage learns from)"""
+    async def group_of(question, seed):
+        names = [f"attempt{k}" for k in range(team.cfg.group_size)]
+        return await asyncio.gather(*(plan(team, question, name, seed) for name in names))
+
+    seeds = question_seeds(questions, team.cfg.seed, step)
+    groups = team.run(map(group_of, questions, seeds))
+    selected = [baseline_choice(group, stage, team.cfg.keep) for group in groups]
+    if stage in WITH_RATIO:
         for group in filter(None, selected):
             assign_advantages(group, stage)
     return groups, selected
 
 
 def baseline_choice(group, stage, keep):
-    """The trajectories of one question that a baseline learns from."""
+    """The trajectories of one question that a baseline learns from, by the table of stages."""
     rewards = [t.reward for t in group]
-    if stage == "grpo" and training.has_spread(rewards):  # else all advantages are 0
-        return group
     if stage == "grpo":
-        return []
-    if stage == "star":
-        return [t for t in group if t.reward >= R_SUP][:keep]
-    return [t for t in group if t.reward == max(rewards) > 0][:keep]
+        return group if training.has_spread(rewards) else []  # else all advantages are 0
+    least = R_SUP if stage == "star" else max(rewards)
+    return [t for t in group if t.reward >= least > 0][:keep]
 
 
 def assign_advantages(group, stage="grpo"):
@@ -949,46 +918,34 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
             loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
             (loss * b.weight).backward()
             meter.add(loss, stats, b.weight)
-        norm = training.clip_gradient(model, cfg.grad_clip)
+        norm = training.clip_gradient(model)
         if meter.end_update(norm):
             optimizer.step()
         optimizer.zero_grad()
-    return row | team_page.update_metrics(meter, optimizer)
+    return row | records.update_metrics(meter, optimizer)
 
 
 # ================================================================ appendix: plumbing, and the paper's prompts
 #
-# ---------------------------------------------------------------- records of a step
+# ---------------------------------------------------------------- conversations on file
 
-def record(folder, step, row, state, place, questions, groups, selected, stage):
-    """Metrics of what an iteration sampled and chose, a sample for the page, rows for LLaMA-Factory."""
-    row |= team_page.rollout_metrics(groups, selected, stage, state["K"], conversations)
-    row |= rollout.search_repairs(place.retriever)
-    row["rollout/tokens_total"] = state["tokens"]
-    row["sample"] = team_page.sample_record(
-        questions, groups, selected, stage, state["K"], step, next_threshold)
-    if stage != "grpo":  # which learns from bad trajectories, too
-        write_sharegpt(folder, [t for group in selected for t in group], place.env, step)
-
-
-def write_sharegpt(folder, trajectories, env, step):
+def write_sharegpt(folder, trajectories, step):
     """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
     learned = [c for t in trajectories for c in conversations(t)]
-    folder.append("sharegpt.jsonl", rows_of(learned, env, step=step))
+    folder.append("sharegpt.jsonl", rows_of(learned, step=step))
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
 
-def rows_of(learned, env, **more):
+def rows_of(learned, **more):
     from common.warmup import sharegpt
-    table = "kg" if env == "kg" else "text"
-    return [sharegpt.row(c, SYSTEM[table, c.info.role], c.info.request, **more) for c in learned]
+    return [sharegpt.row(c, SYSTEM[c.info.who], c.info.request, **more) for c in learned]
 
 
-def learned_rows(trajectory, question, env):
+def collected_rows(trajectory, question):
     """The rows of --collect. A worker that was cut off is left out."""
     whole = [c for c in conversations(trajectory) if c.turns[-1].stop_reason != "length"]
-    return rows_of(whole, env, script="mygo_mujica", question=question.question)
+    return rows_of(whole, script="mygo_mujica", question=question.question)
 
 
 # ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
@@ -999,11 +956,11 @@ class Written(Team):
     planner: object = None
     worker: object = None
 
-    async def say(self, prompt_ids, turns, seed, known):
-        if isinstance(known, Report):
-            parts = self.worker(known)
+    async def say(self, info, prompt_ids, turns, seed):
+        if isinstance(info, Report):
+            parts = self.worker(info)
         else:
-            parts = self.planner(len(turns), known)
+            parts = self.planner(len(turns), info.entities)
         end = f" {self.policy.tokenizer.eos_token}"
         text, ids = chat.encode(self.policy.tokenizer, *parts, end)
         return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
@@ -1017,69 +974,26 @@ def demonstration(tokenizer, question, demo, place, cfg):
 
     def clean(text):
         return harmless(text, cfg.max_words)
-    if hasattr(demo, "steps"):
-        planner, worker = written.of_world(demo, place, cfg, clean, NOTHING)
-    else:
-        planner, worker = written.of_evidence(tokenizer, question, demo, place, cfg, clean)
+    planner, worker = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
     unlimited = replace(cfg, max_rounds=99, max_parallel=99)
 
     def agent(policy, search):
-        team = Written(policy, place, unlimited, 0.0, search=search, planner=planner, worker=worker)
+        team = Written(policy, place, unlimited, 0.0, search, planner, worker)
         return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
+    no_lines = []  # the team brings its own
+    return conversations(scripted.play(tokenizer, no_lines, place.retriever, agent))
 
 
 def warmed_up(cfg, source, place):
-    """Trains `source` on --warmup-data; returns the folder of the result."""
-    from common.warmup import warmup
+    """Folder of `source` after --warmup-data, whose demonstrations read what the place has."""
+    from common.of_mygo import written
+    return written.warmed_up(cfg, source, place, demonstration)
 
-    def render(tokenizer, question, demo):
-        return demonstration(tokenizer, question, demo, place, cfg)
-
-    def reward(learned, question):
-        """The planner's; None where it took more turns or calls than there may be."""
-        planner, *_ = learned
-        layers = planner.info.workers
-        if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
-            return None
-        return planner.reward
-
-    def prompt(tokenizer, row):
-        request = chat.Foreign(row["conversations"][0]["value"])
-        return chat.render_chat(tokenizer, [("system", row["system"]), ("user", request)])
-
-    def reply(tokenizer, turn_ids, observation):
-        return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
-
-    examples = warmup.examples_of(
-        cfg.warmup_data, models.load_tokenizer(source), place.retriever, render, reward, reply, ends="all",
-        script="mygo_mujica", prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens,
-        skip_bad=cfg.skip_bad, evaluated=place.evaluated)
-    return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
-
-
-# ---------------------------------------------------------------- the tiny policy of the embedded world
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that both environments of the embedded world start from: one
-    that comes with the project (common/world/start), or one made here and cached."""
-    from common.world import tiny
-    words = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
-    words += "Search ( ) [ ] - Question Context Materials Candidate Obs : , " + NOTHING
-    names = ("think", "search", "select", "sentence", "action", "answer")
-    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
-
-    def index(world):
-        return Place("warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
-
-    def render(tokenizer, row, demo, place):
-        env = random.Random(f"{row['_id']}/{demo.answer}").choice(("text", "kg"))
-        return demonstration(tokenizer, data.parse_question(row), demo, replace(place, env=env), cfg)
-
-    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
-    recipe = tiny.Recipe(f"mygo_mujica, {cfg.max_words} words", steps, flaw_rate, cfg.world_scale, cfg.top_k,
-                         cfg.world, cfg.engine)
-    return tiny.tiny_policy(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index)
+    """Folder of the half-million-weight policy that both environments of the embedded world start from."""
+    from common.of_mygo import written
+    return written.tiny_policy(cfg, demonstration, Place, NOTHING)
 
 
 # ---------------------------------------------------------------- prompts (Tables 7 to 10)
@@ -1215,6 +1129,10 @@ Materials:
 Xawery Żuławski. [0] says Xawery Żuławski's mother Małgorzata Braunek, which excatly meets our need. </think>
 <select> [0] </select>
 <sentence> The mother of Xawery Żuławski is Małgorzata Braunek. </sentence>"""]}
+
+# kimi reads passages, too
+SYSTEM |= {("kimi", role): SYSTEM["text", role] for role in ("planner", "worker")}
+SHOTS |= {("kimi", role): SHOTS["text", role] for role in ("planner", "worker")}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 import askit
 from askit import SearchPath
 from common import checkpoint, data, metrics, run, training, world
-from common.of_askit import encoders, evidence, page, plumbing, tiny_encoders
+from common.of_askit import encoders, evidence, page, stages, tiny_encoders
 from common.of_askit.evidence import ASK, SUBMIT, Case, Questions
 from common.report import __main__ as comparison
 from tests.conftest import sample
@@ -123,6 +123,18 @@ def test_the_baseline_is_the_mean_return_of_other_paths_through_the_same_evidenc
     assert [p.actions for p in paths] == taken             # nothing else is learned from
 
 
+def test_each_fresh_path_of_a_baseline_is_drawn_by_itself(toy, monkeypatch):
+    first_numbers, finish_paths = [], askit.finish_paths
+
+    def noted(policy, paths, draws):
+        first_numbers.extend(draw.random() for draw in draws)
+        return finish_paths(policy, paths, draws)
+
+    monkeypatch.setattr(askit, "finish_paths", noted)
+    askit.baselines(toy(3), [path(case(), 0, SUBMIT)], 5)
+    assert len(first_numbers) == len(set(first_numbers)) >= 5
+
+
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
     cfg, ends = replace(CFG, max_evidence=3), []
     for p in askit.sample_paths(toy(1, cfg), [case(6)], 8, "seed"):
@@ -133,7 +145,7 @@ def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(t
 
 def test_a_return_is_discounted_for_the_actions_that_are_left(toy):
     c, cfg = case(), replace(CFG, gamma=.5, bonus=.25)
-    whole, half = askit.rewarded(toy(0, cfg), [path(c, 0, 2, SUBMIT), path(c, 0, SUBMIT)])
+    whole, half = askit.rewarded([path(c, 0, 2, SUBMIT), path(c, 0, SUBMIT)], cfg)
     found = [askit.returns_of(p, cfg) for p in (whole, half)]
     assert found[0] == approx([.125 + .25, .25 + .25, .5 + .25])    # gamma^3, gamma^2, gamma
     assert found[1] == approx([.25 * 2 / 3, .5 * 2 / 3])
@@ -293,7 +305,7 @@ def tiny():
     encoder = encoders.load_encoder(CFG, "")
     evidence.tokenize(encoder.pair_tokenizer, cases)
     evidence.freeze_vectors(encoder, cases)
-    return askit.load_policy(CFG, None, encoder, cases), cases
+    return stages.load_policy(CFG, None, encoder, cases, askit.Policy), cases
 
 
 def test_what_is_offered_is_not_taken_yet_and_less_at_the_end(tiny, monkeypatch):
@@ -350,7 +362,7 @@ def test_batches_and_the_cache_change_no_score(tiny, monkeypatch):
 def train(start, cases, rows, monkeypatch, lr, **settings):
     """The policy behind PPO steps that fill these rows, with plain gradient descent."""
     cfg = replace(CFG, questions_per_step=2, **settings)
-    policy = askit.load_policy(cfg, None, start.encoder, cases)
+    policy = stages.load_policy(cfg, None, start.encoder, cases, askit.Policy)
     monkeypatch.setattr(training, "make_optimizer", lambda model, *_: torch.optim.SGD(model.parameters(), lr))
     run = SimpleNamespace(cfg=cfg, steps=lambda *a, **more: enumerate(rows, 1))
     return policy, partial(askit.train, run, policy, cases[:2])
@@ -445,8 +457,8 @@ def by_hand(policy, c):
     """(sentences, sub-questions): the first without asking, each search over what is left, at most 3. The T5
     reads evidence whole, not letter by letter as in the authors' code."""
     actions, logprobs = policy.of([(c, ())])[0]
-    taken, asked = [actions[1 + askit.best(0, actions[1:], logprobs[1:])]], []
-    while askit.best(0, *policy.of([(c, tuple(taken))])[0]):  # 0: submits
+    taken, asked = [actions[1 + askit.likeliest(logprobs[1:])]], []
+    while askit.likeliest(policy.of([(c, tuple(taken))])[0][1]):  # 0: submits
         asked += Texts().write([["", "Who?", encoders.SEP, *(c.texts[i] for i in taken)]])
         left = replace(c, closed=frozenset(taken))
         search = askit.greedy_paths(policy, [left])[0].taken
@@ -471,7 +483,7 @@ def test_a_forced_sub_question_takes_the_questions_place_behind_a_first_sentence
         policy.action_tokenizer = policy.submit_tokenizer = tokens
         c.tokens["action"] = ["Who?"], [[t] for t in c.texts]
         taken, asked = by_hand(policy, c)
-        forced += askit.best(0, *policy.of([(c, ())])[0]) == 0  # it would have submitted
+        forced += askit.likeliest(policy.of([(c, ())])[0][1]) == 0  # it would have submitted
         longer += len(taken) > 1
         policy.seen.clear()
         searched.clear()
@@ -758,7 +770,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     cfg = askit.parse_args(["--out", str(tmp_path), "--name", "second", "--before", "first"])
 
     def table(cfg):
-        page.show_table(plumbing.runs_of(cfg), ("supervised", "ppo", "sqg"), {})
+        page.show_table(stages.runs_of(cfg), ("supervised", "ppo", "sqg"))
         return told(base / f"{cfg.name}-table.json")["rows"]
 
     shown = table(cfg)
@@ -771,7 +783,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "first"))
     for one, stage, found in (
             (third, "coarse", "first"), (third, "ppo", "second"), (elsewhere, "coarse", "first")):
-        assert plumbing.left_by(one, stage) == base / f"{found}-{stage}/checkpoint"
+        assert stages.left_by(one, stage) == base / f"{found}-{stage}/checkpoint"
 
 
 def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeypatch):

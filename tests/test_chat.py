@@ -86,7 +86,7 @@ def test_no_renderer_of_any_script_lets_foreign_text_write_a_token(which, qwen):
     def request(x, env, role):
         of = {"planner": mygo_mujica.planner_request, "worker": mygo_mujica.worker_request}[role]
         said = of(env, mygo_mujica.harmless(x, 50), [mygo_mujica.harmless(x, 50)])
-        return mygo_mujica.first_prompt(tokenizer, env, role, said, False)
+        return mygo_mujica.first_prompt(tokenizer, (env, role), said)
 
     renderers = [
         lambda x: at2po.render_prompt(tokenizer, x, "chat"), lambda x: bi_rar.render_prompt(tokenizer, x),

@@ -21,7 +21,7 @@ import at2po
 from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
-from common.of_mygo import teams
+from common.of_mygo import records
 from common.page import record
 from common.page.writer import write_page
 from common.report import __main__ as comparison
@@ -823,7 +823,7 @@ HEALTHY = {
     ("selection", {"select/accepted": 0.0}, "--threshold"),
 ])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
-    healthy, own, said = [dict(HEALTHY) for _ in range(10)], teams.GUARD, []
+    healthy, own, said = [dict(HEALTHY) for _ in range(10)], records.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
     assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
     ill = [HEALTHY | fault for _ in range(3)]

@@ -21,7 +21,7 @@ from common import model as models
 from common.files import UserError, read_jsonl
 from common.folder import open_folder, opened
 from common.of_at2po import baselines
-from common.of_mygo import teams
+from common.of_mygo import records
 from common.report import __main__ as comparison
 from common.run import Run, program, tell_what_next, what_is_saved
 from common.world import tiny
@@ -261,7 +261,7 @@ def read_everything(folder, cfg, other):
     assert budget.share(1) > 0
     begun.rewind(1)
     guards.watch({"step": 2}, read_jsonl(folder / "metrics.jsonl"), str, at2po.METRICS)
-    teams.budget_is_spent(begun, 9)
+    records.budget_is_spent(begun, 9)
     results = report.evaluations(folder)
     for name, result in results.items():
         metrics.summary_line(name, result["summary"])

@@ -523,7 +523,7 @@ def test_a_set_s_name_is_none_of_an_evaluation_before_training():
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
 def test_what_can_be_refused_is_refused_before_any_data_is_read(
         tmp_path, monkeypatch, qwen, script, name, stage):
-    for module in (script.splits, mygo_mujica):
+    for module in (splits, mygo_mujica):
         monkeypatch.setattr(module, "load_splits", lambda *_, **__: pytest.fail("data were read first"))
     folder = tmp_path / script.__name__ / name
     folder.mkdir(parents=True)

@@ -9,8 +9,9 @@ from common import world
 from common.world.tiny import START, word_level
 
 
-def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
-    """The world's words and BERT's special tokens, or another model's."""
+def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=(), **more):
+    """The world's words and BERT's special tokens, or another model's: pad, unknown, first, end. more: other
+    settings of a fast tokenizer."""
     known = [*special, "<sep>", ",", ":", *words, *world.vocabulary(vague=True)]
     pad, unknown, first, end = special
     core = word_level(known, unknown, r"<sep>|[^\w\s<>]")
@@ -26,7 +27,13 @@ def tiny_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=()):
         cls_token=first,
         sep_token=end,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **more,
     )
+
+
+def directions(count, width):
+    """(count, width), orthonormal rows, drawn."""
+    return torch.linalg.qr(torch.randn(width, count)).Q.T
 
 
 KINDS = {  # {what it is: (its class, its seed)}
@@ -71,9 +78,9 @@ def look_for_the_same_word(bert, width):
     """Layer 0, head 0: a token attends to its own word in the other text, or else to itself, and notes which
     text that was in; two neurons then say "I stand in the other text too", one for each text. Layer 1, head
     0: everybody hears how many do. Six dimensions are kept for this."""
-    side, found, state_word, candidate_word, states, candidates_ = range(6)
-    dim = width // 2
     kept = list(range(6))
+    side, found, state_word, candidate_word, states, candidates_ = kept
+    dim = width // 2
     words, types = bert.embeddings.word_embeddings.weight, bert.embeddings.token_type_embeddings.weight
     words[:, kept] = 0
     bert.embeddings.position_embeddings.weight[:, kept] = 0
@@ -82,7 +89,7 @@ def look_for_the_same_word(bert, width):
     first, second = bert.encoder.layer
 
     head = first.attention
-    same = torch.linalg.qr(torch.randn(width, dim - 1)).Q.T * 2.5  # (dim - 1, width)
+    same = 2.5 * directions(dim - 1, width)
     same[:, kept] = 0
     for projection, sign in ((head.self.query, 1), (head.self.key, -1)):
         projection.weight[: dim - 1] = same

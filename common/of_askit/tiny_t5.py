@@ -14,7 +14,7 @@ import transformers
 from common import data
 from common.of_askit import evidence
 from common.of_askit.encoders import TASK, Writer
-from common.of_askit.tiny_encoders import tiny_tokenizer
+from common.of_askit.tiny_encoders import directions, tiny_tokenizer
 from common.world import demonstrations, make_world, tiny
 
 ROWS = 32  # a step
@@ -73,9 +73,8 @@ def groups(writer):
 
 
 def tiny_t5_tokenizer():
-    tokenizer = tiny_tokenizer(("<pad>", "<unk>", "<s>", "</s>"), ("generate", "question"))
-    tokenizer.eos_token = "</s>"
-    return tokenizer
+    special, words = ("<pad>", "<unk>", "<s>", "</s>"), ("generate", "question")
+    return tiny_tokenizer(special, words, eos_token="</s>")
 
 
 def untrained_t5(tokenizer):
@@ -101,7 +100,7 @@ def untrained_t5(tokenizer):
         torch.manual_seed(4)
         model = transformers.AutoModelForSeq2SeqLM.from_config(config)
         head = slice(0, dim)
-        note, written = (torch.linalg.qr(torch.randn(width, dim)).Q.T for _ in range(2))  # (dim, width)
+        note, written = directions(dim, width), directions(dim, width)
         back = model.encoder.block[0].layer[0].SelfAttention
         back.relative_attention_bias.weight[:, 0] = 0
         back.relative_attention_bias.weight[1, 0] = 8  # the token before
@@ -111,7 +110,7 @@ def untrained_t5(tokenizer):
         find = model.decoder.block[1].layer[1].EncDecAttention
         find.q.weight[head] = note
         find.k.weight[head] = written
-        copied = torch.linalg.qr(torch.randn(width, width)).Q  # (4 dim, width), a block a head
+        copied = directions(width, width).T  # (4 dim, width), a block a head
         find.v.weight.copy_(copied)
         find.o.weight.copy_(4 * copied.T)
     return model

@@ -1,1 +1,1 @@
-"""What serves mygo_mujica.py alone: planners and workers as numbers, on the page, as written lines."""
+"""What serves mygo_mujica.py alone: data and flags, written lines, what is told of planner and workers."""

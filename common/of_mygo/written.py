@@ -1,12 +1,19 @@
 """Demonstrations of planner and workers (mygo_mujica.py): those of the embedded world, and those of real
-questions from their gold evidence. The script's own agent plays them.
+questions from their gold evidence. The script's own agent plays them: its demonstration(tokenizer, question,
+demo, place, cfg) -> [planner, worker, …].
 
-Both give two functions that return the parts of a turn, as chat.encode takes them: planner(number of the
-turn, entities that have labels) and worker(its Report). clean(text): the script's guard over foreign text."""
+What is said comes from two functions that return the parts of a turn, as chat.encode takes them:
+planner(number of the turn, entities that have labels) and worker(its Report). clean(text): the script's guard
+over foreign text."""
 
-from common import chat
-from common.warmup import demonstrations
-from common.world import spoken
+import random
+import re
+from dataclasses import replace
+
+from common import chat, data, kg
+from common import model as models
+from common.warmup import demonstrations, warmup
+from common.world import spoken, tiny
 
 NO_LABEL = 9  # an entity's that the planner cannot name
 
@@ -33,8 +40,15 @@ def reporting(thought, select, sentence):
             chat.Foreign(sentence), " </sentence>"]
 
 
-def of_world(demo, place, cfg, clean, nothing):
-    """(planner, worker) of a demonstration of the world. nothing: the sentence of a worker that fails."""
+def lines_of(tokenizer, question, demo, place, top_k, clean, nothing):
+    """(planner, worker) of a demonstration. nothing: the sentence of a worker that fails."""
+    if hasattr(demo, "steps"):  # of the embedded world, where all of them are known
+        return of_world(demo, place, clean, nothing)
+    return of_evidence(tokenizer, question, demo, place, top_k, clean)
+
+
+def of_world(demo, place, clean, nothing):
+    """(planner, worker) of a demonstration of the world."""
     layers = demonstrations.layers(demo.steps)
     hop_of = {}  # {sub-question: its hop}
 
@@ -76,7 +90,7 @@ def of_world(demo, place, cfg, clean, nothing):
 ASKING = "what who whom whose when where which why how in on at".split()
 
 
-def of_evidence(tokenizer, question, demo, place, cfg, clean):
+def of_evidence(tokenizer, question, demo, place, top_k, clean):
     """(planner, worker) of a real question's demonstration. First layer: hops whose page the question names
     and that need no earlier answer; then one hop per layer."""
     named = demonstrations.named_in(question.question, demo.hops)
@@ -91,7 +105,7 @@ def of_evidence(tokenizer, question, demo, place, cfg, clean):
         if hop.need.split()[0].lower() in ASKING:
             sub = f"{hop.need}?"
         sub = clean(chat.harmless(tokenizer, sub))
-        titles = [p.title for p in place.retriever.search([sub], cfg.top_k)[0]]
+        titles = [p.title for p in place.retriever.search([sub], top_k)[0]]
         if hop.title not in titles:
             sub = clean(chat.harmless(tokenizer, hop.queries[0]))
             titles = [p.title for p in hop.passages]
@@ -110,3 +124,53 @@ def of_evidence(tokenizer, question, demo, place, cfg, clean):
         known = " ".join(hop.found for hop in layer) + " "
     turns.append(answering(known + demo.concluded(), demo))
     return lambda number, _: turns[number], lambda report: reports[report.sub_question]
+
+
+# ---------------------------------------------------------------- what learns from them
+
+def warmed_up(cfg, source, place, demonstration):
+    """Trains `source` on --warmup-data; returns the folder of the result."""
+    def render(tokenizer, question, demo):
+        return demonstration(tokenizer, question, demo, place, cfg)
+
+    def reward(learned, question):
+        """The planner's; None where it took more turns or calls than there may be."""
+        planner, *_ = learned
+        layers = planner.info.workers
+        if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
+            return None
+        return planner.reward
+
+    def prompt(tokenizer, row):
+        request = chat.Foreign(row["conversations"][0]["value"])
+        return chat.render_chat(tokenizer, [("system", row["system"]), ("user", request)])
+
+    def reply(tokenizer, turn_ids, observation):
+        return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
+
+    examples = warmup.examples_of(
+        cfg.warmup_data, models.load_tokenizer(source), place.retriever, render, reward, reply, ends="all",
+        script="mygo_mujica", prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens,
+        skip_bad=cfg.skip_bad, evaluated=place.evaluated)
+    return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
+
+
+def tiny_policy(cfg, demonstration, Place, nothing):
+    """Folder of the embedded world's tiny policy, which learns both environments: one that comes with the
+    project (common/world/start), or one made here and cached. Place: the script's class."""
+    words = "0 1 2 3 4 5 6 7 8 9 now found nothing answer says ; "
+    words += "Search ( ) [ ] - Question Context Materials Candidate Obs : , " + nothing
+    names = ("think", "search", "select", "sentence", "action", "answer")
+    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+
+    def index(world):
+        return Place("warmup", [], tiny.bm25(world), kg.KnowledgeGraph.from_triples(world.triples))
+
+    def render(tokenizer, row, demo, place):
+        env = random.Random(f"{row['_id']}/{demo.answer}").choice(("text", "kg"))
+        return demonstration(tokenizer, data.parse_question(row), demo, replace(place, env=env), cfg)
+
+    steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
+    recipe = tiny.Recipe(f"mygo_mujica, {cfg.max_words} words", steps, flaw_rate, cfg.world_scale, cfg.top_k,
+                         cfg.world, cfg.engine)
+    return tiny.tiny_policy(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index)

@@ -1,10 +1,11 @@
-"""What askit.py's stages find of one another, and what its flags must be. cfg is askit.Config."""
+"""What askit.py's stages leave for one another and load, and what its flags must be. cfg is askit.Config."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from common import checkpoint, flags
 from common.files import read_json
+from common.of_askit import encoders, evidence
 
 # ---------------------------------------------------------------- stages
 
@@ -32,6 +33,40 @@ def check_encoder(cfg, coarse):
     began_with = read_json(coarse.parent / "config.json", dict).get("encoder")
     if began_with != cfg.encoder:
         flags.refuse("encoder", cfg.encoder, f"{coarse} was trained from {began_with or 'the tiny one'}")
+
+
+def load(cfg, stage, begins_with, start, cases, Policy):
+    """(what a stage trains, what it evaluates), with tokens and vectors in the cases. start: its own
+    checkpoint, if it is resumed. begins_with: else the stage whose policy it goes on from, or empty. Policy:
+    the script's class."""
+    trained = start  # the coarse encoder, after its training
+    if stage != "coarse":
+        trained = left_by(cfg, "coarse")
+        check_encoder(cfg, trained)
+    encoder = encoders.load_encoder(cfg, trained or cfg.encoder)
+    evidence.tokenize(encoder.pair_tokenizer, cases)
+    # sentences keep the vectors of the encoder before its training (sec. 3.1.1)
+    evidence.freeze_vectors(encoders.load_encoder(cfg, cfg.encoder), cases)
+    if stage == "coarse":
+        return encoder, encoder
+    if stage in ("qap", "sqg"):
+        policy = load_policy(cfg, left_by(cfg, "ppo"), encoder, cases, Policy)
+        policy.asker = encoders.load_writer(cfg, start or cfg.question_model)
+        return policy.asker, policy
+    source = start or cfg.checkpoint
+    if not source and begins_with:
+        source = left_by(cfg, begins_with)
+    policy = load_policy(cfg, source, encoder, cases, Policy)
+    return policy, policy
+
+
+def load_policy(cfg, source, encoder, cases, Policy):
+    """The fine policy of a checkpoint; without one (empty) of --action-model and --submit-model, or of the
+    first layers of --encoder with a new head each. No dropout, so that ratios begin at 1."""
+    scorers, tokenizers = encoders.load_scorers(cfg, source)
+    for tokenizer in tokenizers:
+        evidence.tokenize(tokenizer, cases)
+    return Policy(scorers.eval(), encoder, *tokenizers, cfg)
 
 
 # ---------------------------------------------------------------- flags

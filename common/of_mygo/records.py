@@ -1,5 +1,5 @@
-"""Planners and their workers (mygo_mujica.py): the numbers of an iteration and a guard over them, records for
-the page, the table of all stages."""
+"""What is told of planners and their workers (mygo_mujica.py): the numbers of an iteration and a guard over
+them, records for the page, the table of all stages."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ from common.page import record
 
 CHOICE = "threshold K, share chosen"
 BY_THRESHOLD = ("mygo", "offline", "fixed")
-TEAMS = {
+METRICS = {
     "rollout/searches": Metric("sub-questions per trajectory, also those that found nothing to read",
                                "searches and turns"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
@@ -28,10 +28,19 @@ TEAMS = {
 }
 
 
+def of_step(step, stage, state, questions, groups, selected, conversations):
+    """What a step's row tells: metrics of what was sampled and chosen, and a question for the page. state: K
+    of the iteration, and the tokens sampled so far. conversations(trajectory): the planner's and its
+    workers'."""
+    row = rollout_metrics(groups, selected, stage, state["K"], conversations)
+    row["rollout/tokens_total"] = state["tokens"]
+    row["sample"] = sample_record(questions, groups, selected, stage, state["K"], step)
+    return row
+
+
 def rollout_metrics(groups, selected, stage, K, conversations):
     """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
-    the first attempts where further ones go to the questions that need them. conversations(trajectory): the
-    planner's and its workers'."""
+    the first attempts where further ones go to the questions that need them."""
     sampled = [t for group in groups for t in group]
     turns = [turn for t in sampled for c in conversations(t) for turn in c.turns]
     picked = [t for group in selected for t in group]
@@ -155,23 +164,23 @@ def prediction(trajectory, question):
     return row | group_record([trajectory], question)
 
 
-def threshold_in_words(groups, K, next_threshold):
+def threshold_in_words(groups, K):
     """How K came about, with the numbers put in (sec. 3.3)."""
     mean_reward = sum(group[0].reward for group in groups) / len(groups)
-    risen = next_threshold(0, mean_reward)
+    risen = (mean_reward + 1) / 2
     formula = f"(mean r of the first attempts {mean_reward:.3f} + r_sup 1) / 2 = {risen:.3f}"
     if K > risen + 1e-5:
         return f"K = {K:.3f} stays from before, since {formula} is lower"
     return f"K = {K:.3f} = {formula}"
 
 
-def sample_record(questions, groups, selected, stage, K, step, next_threshold):
-    """The iteration's first question with different rewards. next_threshold: the script's rule of K."""
+def sample_record(questions, groups, selected, stage, K, step):
+    """The iteration's first question with different rewards."""
     rewards = [[t.reward for t in group] for group in groups]
     i = record.first_with_spread(rewards)
     rule = []
     if stage == "mygo":
-        rule.append(threshold_in_words(groups, K, next_threshold))
+        rule.append(threshold_in_words(groups, K))
 
     def passed(trajectory):
         if stage not in BY_THRESHOLD:
