@@ -432,9 +432,19 @@ def test_what_a_broadcast_or_rounding_would_hide_is_refused_in_words(loss):
         ((new, old, advantages[:, 1], MASK), r"advantages \(2,\): one per token, \(2, 7\)"),
         ((new, old[:, :1], advantages, MASK), r"old_logprobs \(2, 1\)"),
         ((new, old, advantages, MASK[:, 1:]), r"response_mask \(2, 6\)"),
-        ((new.bfloat16(), old, advantages, MASK), "bfloat16")):
+        ((new.bfloat16(), old, advantages, MASK), "^logprobs are torch.bfloat16"),
+        ((new, old.bfloat16(), advantages, MASK), "old_logprobs are torch.bfloat16")):
         with pytest.raises(ValueError, match=words):
             loss(*wrong)
+
+
+def test_a_reference_is_a_number_per_token_and_a_rule_has_a_name():
+    new, old, advantages = loss_inputs()
+    with pytest.raises(ValueError, match=r"ref_logprobs \(2, 1\)"):
+        training.grpo_loss(new, old, advantages, MASK, 1, kl_coef=.1, ref_logprobs=old[:, :1])
+    root = at2po.Node(children=[at2po.Node(Turn([1], [-.5], "", ""), done=True)])
+    with pytest.raises(ValueError, match="child_mean: child-weighted, child-mean or leaf-mean"):
+        at2po.node_value(root, "child_mean")
 
 
 def test_a_sampled_token_belongs_to_a_turn():

@@ -211,6 +211,23 @@ def test_a_mask_may_have_any_dtype(dtype):
         assert turn_logprob(hidden, head, labels[mask], rows=flat).logprobs.shape == (mask.sum(),)
 
 
+@pytest.mark.parametrize("junk", [math.nan, -math.inf])
+def test_no_loss_reads_what_was_not_sampled(junk):
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0]]).bool()
+    turns = torch.where(mask, torch.tensor([0, 0, 0, 1, 1]), -1)
+    clean = torch.linspace(-2, -.1, 10).reshape(2, 5)
+    for loss in (
+        lambda x: mygo_mujica.mle_loss(x, mask, 5),
+        lambda x: omne_r1.weighted_loss(x, mask / 2, 2.5),
+        lambda x: torch.tensor(at2po.update_spread(x.detach(), mask, turns)) + 0 * x[mask].sum(),
+    ):
+        found = []
+        for elsewhere in (0.0, junk):
+            x = torch.where(mask, clean, elsewhere).requires_grad_()
+            found.append((loss(x), torch.autograd.grad(loss(x), x)[0]))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
 def test_rows_that_occur_twice_and_gradients_that_are_nothing(backend, kept):
     x, W, target, up = problem()
@@ -388,15 +405,16 @@ def test_atpo_s_loss_through_the_kernels_turn_sums_equals_the_formula(monkeypatc
 
 
 def test_the_loss_of_turn_sums_by_hand():
-    """Two sequences of 4 and 2 tokens share their first turn, of 2, which is clipped where it is praised."""
+    """Two sequences of 4 and 2 tokens share their first turn, of 2, which is clipped where it is praised. A
+    turn between them is empty."""
     mask = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]]).bool()
     gather = torch.tensor([[0, 1, 4, 2, 3], [0, 1, 4, 4, 4]])
     advantages = torch.tensor([[2.0, 2.0, 0.0, -1.0, -1.0], [-3.0, -3.0, 0.0, 0.0, 0.0]])
-    new = torch.tensor([.4, -.1], requires_grad=True)  # ratios exp(.2) and exp(-.05)
-    loss = turn_loss(new, torch.zeros(2), advantages, mask, gather, torch.tensor([0, 2, 4]), .1, .1)
+    new = torch.tensor([.4, 0, -.1], requires_grad=True)  # ratios exp(.2), none and exp(-.05)
+    loss = turn_loss(new, torch.zeros(3), advantages, mask, gather, torch.tensor([0, 2, 2, 4]), .1, .1)
     up, down = math.exp(.2), math.exp(-.05)
     assert float(loss.detach()) == pytest.approx((-2 * 1.1 * 2 / 4 + 3 * up * 2 / 2 + down * 2 / 4) / 2)
-    expected = [3 * up / 2 / 2, down / 4 / 2]
+    expected = [3 * up / 2 / 2, 0, down / 4 / 2]
     assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx(expected)
 
 
@@ -529,6 +547,10 @@ def test_algorithm_1_whole_on_random_batches_with_tags_of_one_and_several_tokens
         theirs = algorithm_1(exact @ W.double().T, labels.to(DEVICE), expected.to(DEVICE))
         (de,) = torch.autograd.grad(theirs, exact)
         assert abs(loss.item() - theirs.item()) < 1e-5 and off(dh, de) < 2e-5
+        other = torch.where(labels == -100, -1, labels)  # any negative label is ignored
+        again = weighted_ce.weighted_cross_entropy(
+            hidden[:, :-1], W, other[:, 1:].to(DEVICE), weights[:, 1:].to(DEVICE), backend=backend)
+        assert again.item() == loss.item()
         # into a label without weight flows nothing at all, beside labels that are learned
         none = (expected[:, 1:] == 0) | (labels[:, 1:] == -100)
         assert not dh[:, :-1][none.to(DEVICE)].any() and dh[:, :-1][~none.to(DEVICE)].any(-1).all()
