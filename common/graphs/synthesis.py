@@ -56,7 +56,7 @@ class Draft:
     path: list
     question: str
     answer: str
-    relations: list | None = None   # a label a step; None: the teacher does not know which edges it took
+    relations: list | None = None   # a label per step; None: the teacher does not know which edges it took
     rule: str = ""
     reason: str = ""
     path_valid: bool = True
@@ -72,7 +72,7 @@ def seeds(graph, largest=LARGEST, side=""):
     around = networkx.Graph(graph.graph)
     found = []
     for node in around:
-        others = networkx.bfs_edges(around, node, depth_limit=DEPTH)  # an edge a node; lazy, for hubs
+        others = networkx.bfs_edges(around, node, depth_limit=DEPTH)  # an edge per node; lazy, for hubs
         size = 1 + sum(1 for _ in itertools.islice(others, largest))
         if SMALLEST <= size <= largest and max(subgraph(around, node).values()) == DEPTH:
             in_test = stable_seed(0, "test", node) / 2 ** 63 < TEST_SHARE   # the seed's range is 0 to 2 ** 63
@@ -453,7 +453,7 @@ def drafts_of(item, graph, teacher, unique):
 
 
 def synthesize(graphs, starts, folder, teacher, count, unique=True):
-    """The rows of questions.jsonl: `count` a graph and kind, or as many as the seed nodes give in ROUNDS
+    """The rows of questions.jsonl: `count` per graph and kind, or as many as the seed nodes give in ROUNDS
     turns.
 
     graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. unique: see fault_of. What is
