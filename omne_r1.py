@@ -468,7 +468,7 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
-    policy_loss = -(objective * response_mask).sum() / num_tokens
+    policy_loss = -torch.where(response_mask, objective, 0.0).sum() / num_tokens
     squares = torch.where(response_mask, (values - returns) ** 2, 0.0).sum()
     too_high = (ratio > 1 + clip) & (advantages > 0)    # where clip decides, the gradient is 0
     too_low = (ratio < 1 - clip) & (advantages < 0)
