@@ -586,15 +586,24 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
 
 
+def exported(folder, ems, question="Who?"):
+    """A run with an evaluation before and after, as training leaves it."""
+    make_run(folder, [], rows=ROWS)
+    shared = {"question": question, "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x",
+              "problem": "", "searches": 1, "tokens": 9, "nodes": [], "trajectories": []}
+    for suffix, values in (("_before", [0.0] * len(ems)), ("", ems), ("_step3", ems)):
+        rows = [shared | {"id": f"q{i}", "em": em, "em_valid": em, "f1": em} for i, em in enumerate(values)]
+        result = {"summary": metrics.summarize(rows), "predictions": rows}
+        (folder / f"eval_test{suffix}.json").write_text(json.dumps(result))
+    return folder
+
+
 def test_runs_whose_names_differ_by_their_seed_are_compared_over_seeds(tmp_path, capsys):
     names = []
     for seed, ems in enumerate(([1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1])):
         for method, values in (("star", ems), ("mygo", [0, *ems[1:]])):
             name = {"star": f"star-seed{seed}", "mygo": f"seed{seed}-mygo"}[method]
-            folder = make_run(tmp_path / "run" / name, [], rows=ROWS)
-            for when, given in (("_before", [0] * 4), ("", values), ("_step3", values)):
-                evaluation(folder, f"test{when}", [{"id": str(i), "em": em} for i, em in enumerate(given)])
-            names.append(str(folder))
+            names.append(str(exported(tmp_path / "run" / name, values)))
     comparison.main([*sorted(names), "--out", str(tmp_path / "c.png")])
     said = capsys.readouterr().out
     assert "over questions or, of several seeds, over seeds" in " ".join(said.split())
