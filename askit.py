@@ -877,12 +877,8 @@ def ranking(encoder, split, cfg):
 
 def evaluate_approximations(policy, split, cfg, progress):
     """Question approximations from all gold sentences against the question itself."""
-    inputs, wanted = [], []
-    for case in split.cases:
-        inputs.append(approximation_input(policy.asker, case, sorted(case.gold)))
-        wanted.append([case.question.question])
-    texts = policy.asker.write(inputs, progress)
-    return page.score_texts(split, cfg.seed, texts, wanted)
+    inputs = [approximation_input(policy.asker, case, sorted(case.gold)) for case in split.cases]
+    return page.score_approximations(split, cfg.seed, policy.asker.write(inputs, progress))
 
 
 # ---------------------------------------------------------------- stages

@@ -29,18 +29,10 @@ METRICS = {
 
 
 def of_step(step, stage, state, questions, groups, selected, conversations):
-    """What a step's row tells: metrics of what was sampled and chosen, and a question for the page. state: K
-    of the iteration, and the tokens sampled so far. conversations(trajectory): the planner's and its
-    workers'."""
-    row = rollout_metrics(groups, selected, stage, state["K"], conversations)
-    row["rollout/tokens_total"] = state["tokens"]
-    row["sample"] = sample_record(questions, groups, selected, stage, state["K"], step)
-    return row
-
-
-def rollout_metrics(groups, selected, stage, K, conversations):
-    """Means over the step's trajectories, their faults counted, how many were chosen. Rewards are those of
-    the first attempts where further ones go to the questions that need them."""
+    """What a step's row tells of what was sampled and chosen: means over its trajectories, faults counted, a
+    question for the page. Rewards are those of the first attempts where further ones go to the questions that
+    need them. state: K of the iteration, tokens sampled so far. conversations(trajectory): the planner's and
+    its workers'."""
     sampled = [t for group in groups for t in group]
     turns = [turn for t in sampled for c in conversations(t) for turn in c.turns]
     picked = [t for group in selected for t in group]
@@ -51,17 +43,19 @@ def rollout_metrics(groups, selected, stage, K, conversations):
         for key, value in first.items():
             if key.startswith("reward/"):
                 row[key] = value
-        row["select/threshold"] = K
+        row["select/threshold"] = state["K"]
     if stage == "grpo":
         row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, selected))
     row |= {
         "rollout/tokens": tokens,
+        "rollout/tokens_total": state["tokens"],
         "rollout/response_tokens": tokens / len(sampled),
         "rollout/entropy": rollout.entropy(turns),
         "select/attempts": len(sampled),
         "select/trajectories": len(picked),
         "select/accepted": len(picked) / len(sampled),
         "select/examples": sum(len(conversations(t)) for t in picked),
+        "sample": sample_record(questions, groups, selected, stage, state["K"], step),
     }
     faults = faults_of(t.info.faults for t in sampled)
     return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
