@@ -310,7 +310,7 @@ def test_real_data(tmp_path, qwen, name, flags, capsys):
     at2po.main([*common, *flags, "--steps", "2", "--name", "a"])
     said = capsys.readouterr().out  # to a policy that knows no format
     assert "format 0.00 before training" in said and "Warm up first: --warmup-data FILE" in said
-    assert "every group has one reward for all its samples" in said and "no update" in said
+    assert "100% of the groups have one reward for all their samples" in said and "no update" in said
     tokenizer = models.load_tokenizer(qwen)
     questions = {q.id: q for q in data.load_questions(sample(name))}
     for s in read_jsonl(tmp_path / "at2po/a/samples.jsonl"):
