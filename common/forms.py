@@ -30,7 +30,8 @@ SUMMARY |= {"n?": int, "names?": {"*": str}, "reading?": {"*": float}, "inputs?"
 SUMMARY |= of(TEXT, "set search")
 SUMMARY |= of(ANY, "by_type by_hops ends faults patterns first_wrong recall_at ranks")
 PREDICTION = GROUP | {"id?": str} | of(float, "em? em_valid? f1? searches? tokens? read? copied?")
-EVALUATION = {"summary": SUMMARY, "predictions": [PREDICTION]}
+BARE = {"id?": str, "em?": float, "nodes": None}  # a prediction that the page does not show
+EVALUATION = {"summary": SUMMARY, "predictions": ([PREDICTION], [BARE])}
 CONVERSATION = {"conversations": [of(str, "from value")]}
 FORMS = {  # of a file, of .jsonl a line
     "config.json": {"changed?": [str], "threads?": int, "inputs?": {"*": str}} | of(TEXT, "run_id machine"),

@@ -85,6 +85,20 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
     assert [*run_folder.inputs] == [f"--corpus {tmp_path / 'c.jsonl'}"]
 
 
+def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp_path):
+    from common import run
+    going_on = run.Run(at2po.Config(resume=True))
+    going_on.folder = folder.RunFolder(tmp_path, "s", "a", {})
+    going_on.folder.path.mkdir(parents=True)
+    going_on.folder.start = "checkpoint"
+    split = type("Split", (), {"name": "dev", "questions": []})
+    with pytest.raises(RunError, match="eval_dev_before.json is missing: restore it"):
+        going_on.evaluate("_before", [split], evaluate=None, initial=True)
+    told = {"summary": {"n": 1, "em": 1, "format": 1}, "predictions": []}
+    write_json(going_on.folder.path / "eval_dev_before.json", told)
+    assert going_on.evaluate("_before", [split], evaluate=None, initial=True) == {"dev": told}
+
+
 # ---------------------------------------------------------------- tables
 
 def evaluated(path, words, inputs=None, right=(1, 1, 1, 1)):
