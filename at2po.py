@@ -82,7 +82,8 @@ class Config(flags.PassageFlags):
     # ---- reward, credit, loss
     bad_format_reward: float = 0.0  # reward of a bad format; -1 in the authors' code | Eq 16
     value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
-    advantage: Literal["value", "td", "global", "combined"] = "value"               # A(n) | Eq 3, Table 2
+    # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
+    advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
     # tree-grpo = the leaf's value in the tree and among the leaves of its own chain, added | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
@@ -199,10 +200,10 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # the rollout that made it, such as chain3.0-2; part of its seed
+    name: str = ""                          # of its rollout: chain3, or chain3.0-2 (round 0, its node 2)
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # how often this turn was sampled again (not read of the root)
+    regenerated: int = 0                    # siblings that were sampled beside it (not read of the root)
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -237,7 +238,7 @@ async def play_turn(player, node, name):
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
         stop += (ANSWER[1],)
-    turns = node.turns()
+    turns = node.turns()  # each of them made a search
     context = context_ids(player.prompt_ids, turns)
     room = cfg.max_response - (len(context) - len(player.prompt_ids))
     new = Node(None, node, name)
@@ -473,10 +474,11 @@ def assign_advantages(root, cfg):
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
-        leaf.trajectory.advantages = [node.advantage for node in leaf.lineage()]
+        of_turns = [node.advantage for node in leaf.lineage()]
         if cfg.credit == "outcome":  # Table 1: the leaf's value for all its turns
-            leaf.trajectory.advantages = [leaf.value] * len(leaf.lineage())
-    if cfg.credit == "tree-grpo":
+            of_turns = [leaf.value] * len(of_turns)
+        leaf.trajectory.advantages = of_turns
+    if cfg.credit == "tree-grpo":  # which takes their place
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
 
 
@@ -501,7 +503,7 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob: Eq 11's own
     # gradient, written so that each token has its share (Eq 12)
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()  # clamped so that it stays finite; beyond, no gradient
+    s = log_s.clamp(max=10).exp()  # so that it stays finite; beyond there is no gradient, even where A < 0
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over all leaves (not per tree)
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -534,9 +536,10 @@ def spread_sums(logprobs, batch):
     return {"spread_sum": len(log_ratio) * spread, "sequences": len(log_ratio)}
 
 
-def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None):
-    """(loss, stats) of a micro-batch. num_sequences and num_tokens, of the whole mini-batch on all ranks, are
-    the denominators. turn_sums: (K,) sums of log-probs over the batch's distinct turns; None on a CPU."""
+def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=None):
+    """(loss, stats) of a micro-batch. Denominators, of the whole mini-batch on all ranks: num_sequences; of
+    DAPO and AEPO num_tokens. distinct_sums: (D,) log-probs summed over each distinct turn of the batch; None
+    on a CPU."""
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -547,10 +550,10 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, turn_sums=None)
     loss, stats = atpo_loss(
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
-    if turn_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
+    if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
         # the same number; a distinct turn goes through backward once, with the weights of all its leaves
         loss = turn_loss(
-            turn_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
+            distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
     return loss, stats
 
@@ -571,8 +574,8 @@ def train(run, policy, reference, split):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     budget = baselines.TokenBudget(cfg)  # ours: by default training ends at the cost of the baseline's chains
-    # at most cfg.steps times; after each body run.steps logs, evaluates and saves. state: kept in
-    # checkpoints; share: how much of the budget is used
+    # at most cfg.steps times; after each body run.steps logs, evaluates and saves. state: tokens spent so
+    # far, kept in checkpoints; share(step): how much of the training is done, which ends at 1
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
         order = stable_seed(cfg.seed, "order")
@@ -611,8 +614,8 @@ def train(run, policy, reference, split):
             if not batches:  # all its trees are flat
                 continue
             for b in batches:  # micro-batches, for memory alone: gradients add up, denominators are fixed
-                logprobs, turn_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (K,)
-                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, turn_sums)
+                logprobs, distinct_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (D,)
+                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, distinct_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # an update was made; before it all log-ratios are 0
                     stats |= spread_sums(logprobs, b)

@@ -65,7 +65,7 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # what to do; all = few-shot, warm-up, mygo. The table above select says what each learns from
+    # what to do; all = few-shot, warm-up, mygo. The table before select() says what each learns from
     stage: Literal[
         "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
     ] = "all"
@@ -77,7 +77,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question, 20 characters for each at most
+    max_words: int = 200            # words of a passage, triple or question, and 20 times as many characters
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -370,7 +370,7 @@ class Report:
     sentence: str = NOTHING     # the report
     problem: str = ""           # why there is none
     selected: list = field(default_factory=list)    # indices of materials
-    tokens: int = 0             # sampled by its planner and all workers of it together, as Attempt.tokens
+    tokens: int = 0             # Attempt.tokens of its attempt, not its own
 
 
 @dataclass
@@ -421,7 +421,8 @@ async def plan(team, question, name, seed, watch=None):
         if calls and k + 1 == cfg.max_rounds:  # nobody would read what they find: they are not made
             calls = []
             faults["out of rounds"] = 1
-        faults["asked again"] += len(calls) - len(set(calls) - asked_before)  # or twice in this turn
+        new = set(calls) - asked_before
+        faults["asked again"] += len(calls) - len(new)  # made in an earlier turn, or before in this one
         asked_before.update(calls)
 
         layer = []  # one layer of the graph: its workers run side by side
@@ -436,13 +437,13 @@ async def plan(team, question, name, seed, watch=None):
         if workers:
             # in order: each may add to `entities`, whose positions are the labels
             turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
-            # The observation has mask 0. So has the end of the planner's message, if the turn was cut off
-            # before it: the policy did not sample it, and it stands among the observation's ids
+            # The observation has mask 0. If the turn was cut off, render_reply first writes the end of the
+            # planner's message, which the policy did not sample: mask 0, too
             reply = chat.Foreign(turn.observation)
             turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
         if watch:
             watch(turn)
-        if not calls:
+        if not calls:  # an answer, or nothing that can be read
             break
     info.faults = dict(+faults)  # (+ leaves out zeros)
     return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
@@ -486,8 +487,9 @@ def score(trajectory, question):
 
 
 def conversations(trajectory):
-    """The conversations of one trajectory, each learned by itself (D.2): the planner's and each worker's
-    single exchange. A worker that failed is learned too, unless it was not sampled."""
+    """The conversations of one attempt, whose Trajectory is the planner's, each learned by itself (D.2): the
+    planner's and each worker's single exchange. A worker that failed is learned too, unless it was not
+    sampled."""
     return [trajectory] + [w for layer in trajectory.info.workers for w in layer if w.turns]
 
 
@@ -540,7 +542,8 @@ def sample(team, questions, step, K, rises=True):
 #             the frozen warm-up (App. F)
 #   fixed     until m of them pass K       at most m, r > K = --threshold          Eq 6
 #   star      group_size                   at most m, r = 1                        Eq 6
-#   raft      group_size                   at most m of the highest r, if above 0  Eq 6
+#   raft      group_size                   at most m of those with the highest r,  Eq 6
+#                                          if it is above 0
 #   raft++    group_size                   as raft                                 clipped ratio, advantage 1
 #   grpo      group_size                   all, unless all rewards are equal       clipped ratio, KL (Eq 4),
 #                                                                                  group advantages
@@ -550,8 +553,8 @@ LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 
 def select(group, K, keep):
-    """The trajectories of one question to learn from: those that pass K, at most `keep` (D.2). Baselines
-    have rules of their own."""
+    """The attempts at one question to learn from: those that pass K, at most `keep` (D.2). Baselines have
+    rules of their own."""
     return [t for t in group if t.reward > K][:keep]
 
 
@@ -567,7 +570,8 @@ def mle_loss(logprobs, response_mask, num_tokens):
 # ---------------------------------------------------------------- update
 
 def mini_batches(groups, size):
-    """Lists of about `size` trajectories; a question's stay together, since they share their prompt."""
+    """Lists of at most `size` trajectories, in order; a question's stay together, since they share their
+    prompt, even where they are more."""
     parts = [[]]
     for group in groups:
         if parts[-1] and len(parts[-1]) + len(group) > size:
@@ -584,7 +588,7 @@ def train(run, stage, policy, sampler, reference, place):
     The other stages of LEARNING differ where they are named.
 
     sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
-    weights of GRPO's KL term."""
+    weights of GRPO's KL term. Every rank has all trajectories, and makes batches of its part."""
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (ours, LLaMA-Factory)
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
@@ -602,7 +606,8 @@ def train(run, stage, policy, sampler, reference, place):
                                label=f"{stage} | ", guard=records.GUARD):
         order = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        before = completed(step - 1)  # where on the cosine this iteration begins
+        # where on the cosine this iteration begins: before its tokens are added to state
+        before = completed(step - 1)
 
         with run.sampling(sampler, row):  # with the weights of now: nothing is sampled ahead (D.2)
             if stage in BASELINES:  # see "baselines" below

@@ -101,7 +101,7 @@ class Config(flags.PolicyFlags):
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
     # ---- PPO (stages 1 and 3)
-    steps: int = 350                # PPO steps; of 1,000 planned, the one evaluated | authors' code
+    steps: int = 350                # PPO steps; the one evaluated, of 1,000 planned | authors' code
     questions_per_step: int = 256   # questions per step | authors' code
     group_size: int = 1             # trajectories per question | authors' code
     mini_batch: int = 256           # trajectories per update | authors' code
@@ -109,7 +109,8 @@ class Config(flags.PolicyFlags):
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
-    clip: float = .2                # half width of the clip window | ours, verl's
+    # half width of the clip window, which acts only where a step has several updates: the paper's has one
+    clip: float = .2                # | ours, verl's
     gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost per token of the log-ratio to the stage's start | authors' code
@@ -219,7 +220,7 @@ async def play(player, question, name):
         if player.watch:  # --ask shows it
             player.watch(turn)
         room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
-        if not calls_a_tool or room < cfg.max_turn:
+        if not calls_a_tool or room < cfg.max_turn:  # (then nobody reads the last reply)
             info = result_of(turns, question, cfg)
             return Trajectory(question.id, player.prompt_ids, turns, info.em, info=info)
 
@@ -273,7 +274,7 @@ def result_of(turns, question, cfg):
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
-    problem = ""
+    problem = ""  # (of the right format is a last round with an answer alone)
     if not all(right_format):
         problem = "no answer" if answer is None else "form"
     return Result(
@@ -354,11 +355,9 @@ HEAD = "value_head.safetensors"
 
 
 class ActorCritic(torch.nn.Module):
-    """The policy, and V as a linear head on its hidden states: "both networks share an encoder". Saved as the
-    policy's folder with value_head.safetensors, which is read back of the checkpoint `resumed`.
-
-    If all rewards are equal, what is left of the advantages is the critic's error and the KL. Whitening
-    scales that to 1, so the policy still moves."""
+    """The policy, and V as a linear head on its hidden states: "both networks share an encoder", so V's
+    gradient goes into the policy's layers too. Saved as the policy's folder with value_head.safetensors,
+    which is read back of the checkpoint `resumed`."""
 
     def __init__(self, policy, resumed=None):
         super().__init__()
@@ -444,7 +443,10 @@ def batches_of(actor, reference, trajectories, cfg):
 
 def assign_credit(batches, cfg):
     """Fills returns, and advantages that are whitened over all tokens of the step, other ranks' too. With
-    gamma = lam = 1: A_t = (reward - KL cost from t on) - V(s_t), then whitened; returns are not."""
+    gamma = lam = 1: A_t = (reward - KL cost from t on) - V(s_t), then whitened; returns are not.
+
+    If all rewards are equal, what is left of the advantages is the critic's error and the KL. Whitening
+    scales that to 1, so the policy still moves."""
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
@@ -483,8 +485,8 @@ del METRICS["rollout/flat_groups"]  # advantages are not compared within groups
 
 
 def train(run, stage, policy, initial, task):
-    """PPO with the reward of stage 1 or 3, and a critic that begins at 0 in both. initial: the weights the
-    stage began with, for the KL."""
+    """PPO with the reward of stage 1 (ppo) or 3 (rl), and a critic that begins at 0 in both. initial: folder
+    of the weights that the stage began with, for the KL."""
     cfg = run.cfg
     actor = ActorCritic(policy.model, run.folder.start)
     reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
@@ -495,8 +497,8 @@ def train(run, stage, policy, initial, task):
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # the policy's and the head's
 
         # 1. sample
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, order)
+        seed = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, seed)
         with run.sampling(policy, row):
             trajectories = rollouts(policy, task.retriever, questions, cfg, stage, step)
 
@@ -507,8 +509,8 @@ def train(run, stage, policy, initial, task):
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
-        order = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), order)  # all of them, once
+        seed = stable_seed(cfg.seed, "parts", step)
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # all of them, once
         parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
         with timed(row, "time/old_logprobs"):
             prepared = [batches_of(actor, reference, part, cfg) for part in parts]
@@ -520,7 +522,7 @@ def train(run, stage, policy, initial, task):
         credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
         row["sample"] = calls.sample_record(trajectories, questions, step, cfg.group_size, turn_label, credit)
 
-        # 5. an update for each mini-batch
+        # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
         meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
         mini_batches = list(zip(parts, prepared, strict=True))
         for part, batches in cfg.epochs * mini_batches:
@@ -745,8 +747,8 @@ def sft_weights(batch, start_ids, end_ids, weight):
 
 def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total, of (B, T) with weights 0 where nothing is
-    learned. total: the sum of the weights of all that is averaged over, of which this may be a part; at most
-    1e-8 gives 0."""
+    learned. total: the sum of the weights of all that is averaged over, of which this may be a part (of the
+    number of rows, where each row's weights sum to 1); at most 1e-8 gives 0."""
     loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
@@ -785,8 +787,8 @@ def train_sft(run, policy, examples):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. the update: a weighted mean over each conversation (a forward pass of the paper), then the
-            # mean of all conversations of the update, on all ranks: its divisor is their number
+            # 2. the update: Algorithm 1's weighted mean over each conversation, then the mean over the
+            # conversations of the update, on all ranks: the divisor is their number
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 weights = sft_weights(b, start_ids, end_ids, cfg.think_weight)      # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
