@@ -109,8 +109,9 @@ class Config(flags.PolicyFlags):
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
-    # half width of the clip window, which acts only where a step has several updates: the paper's has one
-    clip: float = .2                # | ours, verl's
+    # half width of the clip window, which acts only where a step has several updates (the authors' steps
+    # have one) | ours, verl's
+    clip: float = .2
     gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
     kl_coef: float = 1e-3           # cost per token of the log-ratio to the stage's start | authors' code

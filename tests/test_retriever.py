@@ -739,7 +739,7 @@ def test_lists_are_found_behind_a_transform_and_an_index_that_cannot_be_is_refus
     r = DenseRetriever(corpus, folder, "PCA8,IVF16,Flat", tmp_path)
     assert faiss.extract_index_ivf(r.index.base_index).nprobe == 8
     for index in ("IVF64,Nonsense", "IVF64,Flat"):  # the second: fewer passages than lists
-        with pytest.raises(RetrieverError, match="FAISS refuses this index"):
+        with pytest.raises(RetrieverError, match="FAISS refuses to make it"):
             DenseRetriever(corpus[:16], folder, index, tmp_path)
 
 
