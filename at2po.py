@@ -200,10 +200,10 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # of its rollout: chain3, or chain3.0-2 (round 0, its node 2)
+    name: str = ""                          # of its rollout, part of its seed: chain3, a sibling chain3.0-2
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # siblings that were sampled beside it (not read of the root)
+    regenerated: int = 0                    # how often a sibling of it was asked for (not read of the root)
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -238,7 +238,7 @@ async def play_turn(player, node, name):
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
         stop += (ANSWER[1],)
-    turns = node.turns()  # each of them made a search
+    turns = node.turns()  # each of them asked for a search
     context = context_ids(player.prompt_ids, turns)
     room = cfg.max_response - (len(context) - len(player.prompt_ids))
     new = Node(None, node, name)

@@ -1,6 +1,6 @@
 """The client of OpenAI-compatible services: a teacher, a judge, a served policy.
 
-    chat = Chat("http://127.0.0.1:8000/v1", "deepseek-r1", "--judge")
+    chat = Chat("http://127.0.0.1:8000/v1", "deepseek-r1", "--teacher")
     chat.ask(prompt)                         -> text without thoughts; BadAnswer where this prompt gets none
     chat.choice(messages, temperature=1.0)   -> (text, openai's Choice)
     read_object(text)                        -> dict
