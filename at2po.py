@@ -1,13 +1,13 @@
 """AT2PO: Agentic Turn-based Policy Optimization via Tree Search (arXiv 2601.04767).
 
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
-One tree of such trajectories is grown per question: M chains first, then L rounds, each of which takes the N
-turns that the policy was least sure of and samples a sibling of each, to the end. A leaf's value is its
-standardised reward. A turn's value is the mean of its children's values, weighted by the softmax of the
-children's entropies; it is also the turn's advantage. ATPO is the loss: one importance ratio and one clip
-decision per turn, coarser than a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
+One tree of such trajectories is grown per question: M chains, then L rounds. A round takes the N turns of
+highest entropy and plays a new sibling of each to the end. A leaf's value is its standardised reward. A
+turn's value is the mean of its children's values, weighted by the softmax of the children's entropies; it is
+also the turn's advantage. ATPO is the loss: one importance ratio and one clip decision per turn, coarser than
+a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
 
-GRPO, except: a group is a tree; advantage, ratio and clip are a turn's; the clip is .003 and .004; rewards
+GRPO, except: a group is a tree; advantages, ratios and clips are per turn; the clip is .003 and .004; rewards
 are divided by the population's std (authors' code); there is no KL term.
 
     Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/rollout.py)
@@ -20,7 +20,7 @@ are divided by the population's std (authors' code); there is no KL term.
 
     python at2po.py                               the embedded world with its own clip, lr and tree
                                                   (recipes/world.toml): two CPU cores, two minutes
-    python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), same token budget
+    python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), as many sampled tokens
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --model Qwen/Qwen3-4B --data musique-dev             ReAct: no training
@@ -61,8 +61,8 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round | sec. 5.1
-    # which turns: those of highest entropy, or random ones. --loss sets the baselines' groups: none = chains
-    # for grpo, dapo and gspo; branches = chains that split as they go for aepo | Algorithm 1, Table 1
+    # which turns get a sibling. --loss sets the other two: none = group_size chains (grpo, dapo, gspo);
+    # branches = chains that split as they go (aepo) | Algorithm 1, Table 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
@@ -74,7 +74,7 @@ class Config(flags.PassageFlags):
     max_response: int = 6192        # tokens of the response, observations included | Table 3
     # the question inside the system message (the authors'), or in a user message
     prompt_form: Literal["system", "chat"] = "system"
-    # end an answer at </answer>; else it runs to the end-of-sequence token, which is learned | authors' code
+    # stop at </answer>; off: the policy has to learn to end its sequence | authors' code
     stop_at_answer: bool = False
     temperature: float = 1.0        # in training; top-p 1, no top-k | authors' code
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
@@ -85,7 +85,8 @@ class Config(flags.PassageFlags):
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's value in the tree and among the leaves of its own chain, added | Eq 3, Table 1
+    # tree-grpo = the leaf's value in the tree plus its value among the leaves that branched off its chain
+    # | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
     # | Eq 10-11
@@ -101,7 +102,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; auto = what GRPO's groups would sample in --steps; 0 = no limit
+    # sampled tokens that end training; auto = what GRPO would sample: steps x questions x group_size x mean
+    # length, so far, of the chains that trees begin with; 0 = no limit
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -109,14 +111,7 @@ class Config(flags.PassageFlags):
     lr: float = 1e-6                # learning rate, constant | Table 3
 
 
-MULTI_HOP = ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle")  # sec. 5.1
-SINGLE_HOP = ("nq", "triviaqa", "popqa")
-PAPER_EVAL = ",".join(MULTI_HOP + SINGLE_HOP)
-AVERAGES = {
-    "multi-hop average (weighted by questions)": MULTI_HOP,
-    "single-hop average (weighted by questions)": SINGLE_HOP,
-}
-
+PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"  # sec. 5.1
 
 # ---------------------------------------------------------------- prompt and tags
 
@@ -184,14 +179,6 @@ def inside(tags, text):
     return re.findall(re.escape(tags[0]) + r"(.*?)" + re.escape(tags[1]), text, re.DOTALL)
 
 
-def turn_label(turn):
-    """What a turn did, for the page: its query or its answer."""
-    queries = inside(SEARCH, turn.text)
-    if queries:
-        return "search: " + queries[-1].strip()
-    return "answer" if ANSWER[0] in turn.text else turn.stop_reason
-
-
 # ---------------------------------------------------------------- agent: a tree of turns (Algorithm 1)
 
 @dataclass(eq=False)
@@ -200,10 +187,10 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # of its rollout, part of its seed: chain3, a sibling chain3.0-2
+    name: str = ""                          # of its rollout, in its seed: chain3; chain3.0-2 branched off it
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # how often a sibling of it was asked for (not read of the root)
+    regenerated: int = 0                    # siblings sampled so far (unused for the root)
     value: float = 0.0                      # V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
@@ -230,10 +217,9 @@ async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
     player: policy, search, prompt_ids, cfg, seed, temperature (common/agent.py).
 
-    A turn without a query ends the trajectory (double quotes are taken out of a query first). The query after
-    max_searches searches gets LIMIT_MESSAGE, one more ends it. So does a result after which the response has
-    no room: it is dropped, and stop_reason becomes "length". player.cfg: stop_at_answer, max_response,
-    max_searches, top_k, max_passage."""
+    A turn without a query ends the trajectory (double quotes are taken out of a query first). After
+    max_searches searches the next query gets LIMIT_MESSAGE, and the one after it ends the trajectory. A
+    result that leaves no room for a token is dropped, and ends it as "length"."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
@@ -251,7 +237,7 @@ async def play_turn(player, node, name):
         temperature=player.temperature,
         seed=stable_seed(player.seed, name, len(turns)),
     )
-    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)
+    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # decoded, up to and with the stop string
     # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
     # common/rollout.py)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -281,14 +267,13 @@ async def play(player, node, name):
     return node
 
 
-# Subtracted from a turn's entropy each time the turn is sampled again. The count is the paper's rule, .05 the
-# authors' number.
+# Subtracted from a turn's entropy per sibling that was sampled: the paper's rule; .05 is the authors' number.
 REGENERATION_PENALTY = .05
 
 
 def choose_nodes(root, cfg, rng):
-    """The N nodes to regenerate next: the most uncertain turns first, or random ones. Final turns (answered
-    or cut off) never are. Choosing the root starts a new chain; so does choosing a first turn."""
+    """The N nodes that get a sibling next: the most uncertain turns first, or random ones; never final turns
+    (answered or cut off). The root, or a first turn, gets a new chain."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -297,7 +282,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         if node is root:
-            # entropy 0, and a count of its children beyond the first (ours): it is seldom chosen
+            # ours: entropy 0, and regenerated = its children but one, so it is seldom chosen
             return -REGENERATION_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
@@ -326,8 +311,8 @@ async def grow_tree(play_from, cfg, seed):
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
-    """One tree per question, all grown at once: each expands as soon as its own leaves are in (sec. 7), and
-    what it samples does not depend on the others."""
+    """One tree per question, all grown at once. A tree expands when its own leaves are done (sec. 7); what it
+    samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
 
     async def grow(question, seed):
@@ -371,14 +356,14 @@ def parse_response(turns):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
-    search that got its result; the last has exactly one answer block, with \\boxed{} inside. What stands
-    before or behind the block is no fault: it may be the rest of a token such as ">."."""
+    search that got its result; the last has exactly one answer block, with \\boxed{} inside. Text around the
+    block is allowed: it may be the rest of a token such as ">."."""
     text = "".join(t.text for t in turns)
     last = turns[-1].text
     answers = inside(ANSWER, text)
     answer = boxed(answers[-1]) if answers else None
     thoughts = re.findall(r"</?think>", text)
-    if not thoughts or thoughts != list(THINK) * (len(thoughts) // 2):
+    if not thoughts or thoughts != list(THINK) * (len(thoughts) // 2):  # <think>, </think>, <think>, …
         return answer, "think tags not paired"
     if RESULT[0] in text or RESULT[1] in text:
         return answer, "wrote a result itself"
@@ -398,8 +383,8 @@ def parse_response(turns):
 
 @dataclass
 class Scored(Outcome):
-    """Why a trajectory has its reward. em and f1 compare the extracted answer even if the format is wrong, as
-    the authors evaluate."""
+    """Outcome's answer, problem, searches, em and f1, and one more. em and f1 ignore the format, as the
+    authors evaluate."""
     em_valid: float = 0.0       # em in valid format, else 0
 
 
@@ -416,13 +401,6 @@ def score(trajectory, question, cfg):
     return trajectory
 
 
-def score_trees(roots, questions, cfg):
-    """Scores every leaf."""
-    for root, question in zip(roots, questions, strict=True):
-        for leaf in root.leaves():
-            score(leaf.trajectory, question, cfg)
-
-
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
 
 def leaf_values(rewards, sample_std=False):
@@ -435,8 +413,8 @@ def leaf_values(rewards, sample_std=False):
 
 
 def node_value(node, rule):
-    """Sets and returns V(n) from the children's values (Eq 3). Leaves hold theirs. With one child it is the
-    child's, so in a chain every turn has the leaf's value: GRPO's advantage."""
+    """Sets and returns V(n) from the children's values (Eq 3). A leaf keeps its value. A node with one child
+    has the child's, so in a chain every turn has the leaf's: GRPO's advantage."""
     if node.done:
         return node.value
     values = [node_value(child, rule) for child in node.children]
@@ -471,14 +449,14 @@ def assign_advantages(root, cfg):
     if not training.has_spread(root.rewards()):
         return
     # authors' code: ATPO on trees divides by the population's std, all else by the sample's
-    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
+    sample_std = cfg.loss != "atpo" or cfg.expansion in ("none", "branches")
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         of_turns = [node.advantage for node in leaf.lineage()]
         if cfg.credit == "outcome":  # Table 1: the leaf's value for all its turns
             of_turns = [leaf.value] * len(of_turns)
         leaf.trajectory.advantages = of_turns
-    if cfg.credit == "tree-grpo":  # which takes their place
+    if cfg.credit == "tree-grpo":  # replaces the advantages just set
         baselines.tree_grpo_credit(root, partial(leaf_values, sample_std=sample_std))
 
 
@@ -491,19 +469,20 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
     old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
     its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this
-    is a micro-batch of it. (On a GPU kernels/turn_loss.py computes the same number, a turn once.)"""
+    is a micro-batch of it."""
+    # the mask as bool; refuses shapes that do not fit
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
 
-    # Eq 11: s_k is one number per turn, the exponential of its mean log-ratio; K = the most turns in a row
+    # Eq 11: s_k = exp(mean log-ratio of turn k), one number per turn. K: turns of the longest sequence
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
-    # unsampled tokens take turn 0's; the sum below leaves them out
+    # tokens that were not sampled get turn 0's number; the mask below drops them
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # what is added is 0; it makes the gradient of a token s_k A_k times that of its log-prob: Eq 11's own
-    # gradient, written so that each token has its share (Eq 12)
+    # adds 0 to the value and 1 to the derivative: a token's gradient is s_k A_k times its log-prob's (Eq 12).
+    # Summed over a turn this is the gradient of Eq 11
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()  # so that it stays finite; beyond there is no gradient, even where A < 0
+    s = log_s.clamp(max=10).exp()  # finite; a mean log-ratio above 10 has no gradient
 
     # Eq 10: the clipped objective, its mean over a sequence's tokens, then over all leaves (not per tree)
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
@@ -537,9 +516,9 @@ def spread_sums(logprobs, batch):
 
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=None):
-    """(loss, stats) of a micro-batch. Denominators, of the whole mini-batch on all ranks: num_sequences; of
-    DAPO and AEPO num_tokens. distinct_sums: (D,) log-probs summed over each distinct turn of the batch; None
-    on a CPU."""
+    """(loss, stats) of a micro-batch. The denominator is num_sequences of the whole mini-batch, all ranks
+    (DAPO and AEPO: num_tokens). distinct_sums: (D,), the summed log-prob of each distinct turn; None on a
+    CPU."""
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -551,7 +530,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=N
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
     if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # the same number; a distinct turn goes through backward once, with the weights of all its leaves
+        # on a GPU the same number from a kernel: a turn that leaves share goes through backward once.
+        # batch.gather: the turns of each leaf; turn_ptr: where their tokens begin
         loss = turn_loss(
             distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -574,20 +554,22 @@ def train(run, policy, reference, split):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     budget = baselines.TokenBudget(cfg)  # ours: by default training ends at the cost of the baseline's chains
-    # at most cfg.steps times; after each body run.steps logs, evaluates and saves. state: tokens spent so
-    # far, kept in checkpoints; share(step): how much of the training is done, which ends at 1
+    # run.steps ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates
+    # and saves. budget.spent: tokens sampled so far, a dict that checkpoints keep
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
         order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(split.questions, step, budget.questions, order)
+        questions = data.batch_of_step(split.questions, step, budget.questions_per_step, order)
         with run.sampling(policy, row):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
 
         # 2. score the leaves (Eq 14-16)
-        score_trees(roots, questions, cfg)
+        for root, question in zip(roots, questions, strict=True):
+            for leaf in root.leaves():
+                score(leaf.trajectory, question, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO lowers some rewards, and chooses
+        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO fines long answers, drops flat groups
         for root in learned_roots:
             assign_advantages(root, cfg)
 
@@ -596,15 +578,17 @@ def train(run, policy, reference, split):
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(learned_roots), cfg.mini_batch):
                 trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
-                # a flat tree teaches nothing (its KL, with --kl-coef, is left out: ours), so it needs no
-                # forward pass; it stays in the denominators: the mean (Eq 10) is over all sampled leaves
+                # a flat tree has no gradient: no forward pass, and (ours) no KL. It counts in the
+                # denominators: the mean (Eq 10) is over all sampled leaves
                 with_advantages = [t for t in trajectories if t.advantages]
+                # micro-batches (B, T) with old_logprobs, mask, turn_ids, each turn's advantage at its tokens
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # the counts are of all ranks
+                # every rank has all trees, so the counts are global; prepare gave this rank its batches
+                minibatches.append((batches, len(trajectories), num_tokens))
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -627,7 +611,7 @@ def train(run, policy, reference, split):
 
         row |= trees.step_metrics(roots, meter, split.retriever)
         budget.add(row)
-        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg, turn_label)
+        row["sample"] = trees.sample_record(policy, roots, questions, step, cfg)
 
 
 # ---------------------------------------------------------------- evaluate
@@ -639,8 +623,9 @@ async def answer(player, question, name):
 
 
 def evaluate(policy, split, cfg, progress):
-    """One chain per question, at --eval-temperature. Returns (rows, summary)."""
-    return AGENT.evaluate(policy, split, cfg, progress, partial(trees.prediction, label=turn_label))
+    """One chain per question, at --eval-temperature: `answer`, which AGENT (at the end) calls. Returns (rows,
+    summary)."""
+    return AGENT.evaluate(policy, split, cfg, progress, trees.prediction)
 
 
 # ---------------------------------------------------------------- main
@@ -656,21 +641,21 @@ def main(argv=None):
         source = AGENT.warmed_up(cfg, source, evals[0])
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
-    reference_models = int(cfg.kl_coef > 0 and not cfg.lora)
-    policy = run.policy(run.folder.start or source, not cfg.eval_only, reference_models)
+    frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # models in memory beside it; LoRA's reference is its base
+    policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
     if cfg.eval_only:
         split = None
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate, cfg.steps):
         if cfg.eval_only:
-            return trees.show_results(run.folder.path, run.evaluate(), AVERAGES)
+            return trees.show_results(run.folder.path, run.evaluate())
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         before = run.evaluate("_before", initial=True)  # with --resume as it was made
         train(run, policy, reference, split)
-        trees.show_results(run.folder.path, run.evaluate(), AVERAGES, before)
+        trees.show_results(run.folder.path, run.evaluate(), before)
 
 
 def parse_args(argv=None):
@@ -697,12 +682,14 @@ AGENT = Agent(
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
     around=AROUND,
     system=SYSTEM_PROMPT,
+    # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
     words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
+    # around an answer: in the world's demonstrations, in flawed ones, of real questions (Figure 7's words)
     answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
     flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
-    real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),  # Figure 7's words
-    ends=lambda cfg: "none" if cfg.stop_at_answer else "last",
+    real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),
+    ends=lambda cfg: "none" if cfg.stop_at_answer else "last",  # turns whose end of sequence is learned
 )
 tiny_policy = AGENT.tiny_policy
 

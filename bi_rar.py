@@ -1,13 +1,13 @@
 """Bi-RAR: Thinking Forward and Backward, RL for retrieval-augmented reasoning (arXiv 2511.09109).
 
 Search-R1's agent thinks, searches, reads, and at last answers. Bi-RAR pays a right trajectory (its answer
-matches a gold one exactly) for how near each of its reasoning steps is to the answer (forward) or to the
-question (backward): information distances under a frozen language model. Two policies are trained from one
-checkpoint, one per reward, and their weights are averaged.
+matches a gold one exactly) for each of its reasoning steps. The forward reward pays steps near the answer,
+the backward reward steps near the question; near means a small information distance under a frozen language
+model. Two policies are trained from one checkpoint, one per reward, and their weights are averaged.
 
-GRPO, except: a right trajectory earns the cascade of its reasoning steps' rewards in place of 1, so a group
-whose trajectories are all right can still teach; and the result is the average of two policies. (Ours: a
-group of equal rewards makes no loss, not even its KL term.)
+GRPO, except: a right trajectory earns 1 - prod_i (1 - r_i) over its reasoning steps (the paper's cascade),
+not 1, so a group whose trajectories are all right can still teach; and the result is the average of two
+policies. (Ours: a group of equal rewards makes no loss, not even its KL term.)
 A *step* is a training step. The paper's step T_i is a *reasoning step*: the thought of a turn (in the
 embedded world, the toy data set that comes with the code, the whole turn).
 
@@ -60,9 +60,9 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # all = initial, baseline, forward, backward, a merge per --lambdas, all evaluated; eval = --checkpoint.
-    # Controls: length = 1 - .05 per search; shuffled = d_TA permuted over the reasoning steps of all right
-    # trajectories of a step (common/of_bi_rar/controls.py)
+    # all = initial, baseline, forward, backward, one merge per share in --lambdas, all evaluated; eval =
+    # --checkpoint. Two controls (common/of_bi_rar/controls.py): length = 1 less .05 per search; shuffled =
+    # forward, its distances permuted over all right trajectories of a step
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -72,7 +72,7 @@ class Config(flags.PassageFlags):
     # ---- rollout
     group_size: int = 5             # trajectories per question | sec. 4
     top_k: int = 3                  # passages per search | Search-R1
-    max_searches: int = 4           # actions before the last turn, invalid ones count | Search-R1
+    max_searches: int = 4           # turns before the last one, invalid ones included | Search-R1
     max_passage: int = 4000         # characters kept of a passage; --max-observation cuts after that
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens per turn | Search-R1
@@ -83,14 +83,14 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # weight of the KL (k3, as in Search-R1) to the initial policy | sec. 4
-    # frozen model of the distances: a folder or hub id. Empty = the initial policy. lines = the embedded
-    # world's policy, fine-tuned on texts of the form "Q, T, A"
+    # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = the embedded
+    # world's policy after training on lines of Q, T and A
     scorer: str = ""
     # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
     step_text: Literal["thought", "turn"] = "thought"
-    # whether the turn that answers is a reasoning step; off: an answer in the first turn has none to be paid
+    # whether the turn that answers is a reasoning step; off: an answer in the first turn earns 0
     answer_step: Literal["on", "off"] = "on"
-    explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
+    explain_limit: int = 100        # an evaluation measures the distances of so many trajectories per set
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
@@ -165,14 +165,6 @@ def render_information(passages, quote='"', max_passage=4000):
     return "\n".join(docs).strip() or "No passage found."
 
 
-def turn_label(turn):
-    """What a turn did, for the page: its query or its answer."""
-    action = ACTION.search(turn.text)
-    if not action:
-        return "invalid"
-    return "answer" if action[1] == "answer" else "search: " + action[2].strip()
-
-
 # ---------------------------------------------------------------- agent (Search-R1's loop)
 
 async def play(player, question, name):
@@ -189,7 +181,7 @@ async def play(player, question, name):
             temperature=player.temperature,
             seed=stable_seed(player.seed, name, len(turns)),
         )
-        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # up to and with the stop string
         # the loss covers the sampled ids, stop string included; the observation's ids have mask 0
         # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -203,16 +195,17 @@ async def play(player, question, name):
         elif not last:
             turn.observation, turn.observation_ids = chat.encode(tokenizer, INVALID)
         turns.append(turn)
-        if player.watch:
+        if player.watch:  # --ask prints each turn
             player.watch(turn)
     return check_answer(Trajectory(question.id, player.prompt_ids, turns), question)
 
 
 @dataclass
 class Checked(Outcome):
+    """Outcome's answer, problem, searches, em and f1, and:"""
     invalid: int = 0            # turns that were answered by INVALID
-    d_TA: list | None = None    # distances of the reasoning steps to the answer, and to the question (Eq 4);
-    d_TQ: list | None = None    # None: not measured
+    d_TA: list | None = None    # distance of each reasoning step to the answer (Eq 4); None: not measured
+    d_TQ: list | None = None    # to the question
 
 
 def check_answer(trajectory, question):
@@ -252,7 +245,7 @@ def rollout_groups(policy, retriever, questions, cfg, step):
 #
 # Q, A and T are the token ids of the question, its first gold answer and one reasoning step. K(u | v) is the
 # number of bits that the scorer, a frozen language model, needs for u after v. It sees no passage and no
-# earlier reasoning step. Each text stands on a line of its own (the world's tokenizer has no line break).
+# earlier reasoning step. Each text of v ends with a line break (which is no token in the embedded world).
 
 FARTHEST = 20.0
 
@@ -277,7 +270,7 @@ class ReasoningStep(NamedTuple):
 
 
 def terms_of(reasoning_step, line_break):
-    """The terms K(u | v) of Eq 4: {name: (v, u)} as token ids, v one text per line."""
+    """The seven K(u | v) of Eq 4, {"u|v": (ids of v, ids of u)}."""
     Q, A, T = reasoning_step
 
     def lines(*texts):
@@ -296,8 +289,8 @@ def terms_of(reasoning_step, line_break):
 
 @torch.no_grad()
 def complexity(scorer, v, u):
-    """Eq 3: K(u | v) = -log2 P(u | v), in bits. `scorer` is any causal model of transformers. A run calls
-    scoring.packed_bits: the same numbers, computed together."""
+    """Eq 3: K(u | v) = -log2 P(u | v), in bits. `scorer` is any causal model of transformers. This is the
+    formula to read; a run calls scoring.packed_bits, which a test compares with it: many terms per pass."""
     ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
     logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)              # (N, V)
     of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
@@ -305,15 +298,16 @@ def complexity(scorer, v, u):
 
 
 def distances(K):
-    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step, from {name: bits of its term}."""
+    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step, from {"u|v": bits}."""
     to_answer = information_distance(K["T|QA"], K["A|QT"], K["T|Q"], K["A|Q"])
     to_question = information_distance(K["T|QA"], K["Q|AT"], K["T|A"], K["Q|A"])
     return to_answer, to_question
 
 
 def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
-    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. Thoughts are
-    always encoded anew; whole turns keep their ids unless sampled_ids is False (another vocabulary)."""
+    """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. A thought is
+    encoded anew. A whole turn keeps its sampled ids if the scorer has the policy's vocabulary
+    (sampled_ids)."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -347,20 +341,21 @@ def measure_distances(policy, scorer, pairs, cfg):
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
-    per_trajectory = [reasoning_steps_of(t, q, tokenizer, cfg, scorer.tokenizer is None) for t, q in pairs]
-    # equal reasoning steps are measured once; an empty T says nothing, and stays farthest
-    distances_of = dict.fromkeys((r for rs in per_trajectory for r in rs), (FARTHEST, FARTHEST))
+    own_ids = scorer.tokenizer is None
+    steps_of = {id(t): reasoning_steps_of(t, q, tokenizer, cfg, sampled_ids=own_ids) for t, q in pairs}
+    distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
-    terms = {r: terms_of(r, line_break) for r in distances_of if r.T}
+    terms = {r: terms_of(r, line_break) for r in distinct if r.T}
     # with --lora and no --scorer the scorer is the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
-        bits_of = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}
-    for r, terms_of_step in terms.items():
-        distances_of[r] = distances({name: bits_of[term] for name, term in terms_of_step.items()})
-    for (t, _), reasoning_steps in zip(pairs, per_trajectory, strict=True):
-        t.info.d_TA = [distances_of[r][0] for r in reasoning_steps]
-        t.info.d_TQ = [distances_of[r][1] for r in reasoning_steps]
-    return len(distances_of)
+        bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}
+    measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # as an empty T stays: it says nothing
+    for r, of_step in terms.items():
+        measured[r] = distances({name: bits[v_u] for name, v_u in of_step.items()})
+    for t, _ in pairs:
+        t.info.d_TA = [measured[r][0] for r in steps_of[id(t)]]
+        t.info.d_TQ = [measured[r][1] for r in steps_of[id(t)]]
+    return len(distinct)
 
 
 # ---------------------------------------------------------------- reward: cascade (Eq 5-7)
@@ -403,7 +398,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     if stage == "backward":
         per_trajectory = [t.info.d_TQ for t, _ in right]
     if stage == "shuffled":  # a control
-        per_trajectory = controls.dealt_anew(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
+        per_trajectory = controls.permuted(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, per_trajectory, strict=True):
         t.reward = cascade([step_reward(d) for d in ds])
     return measured
@@ -438,14 +433,15 @@ def train(run, policy, initial, scorer, split):
 
         # 2. score: the stage's reward, which measures distances where it needs them
         with timed(row, "time/scoring"):
-            row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
+            measured = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
+        row["reward/steps_scored"] = measured
 
         # 3. credit: a trajectory's advantage in its group
         for group in groups:
             assign_advantages(group)
 
         # 4. log-probs of the trained model before any update (not the engine's), and of the initial policy.
-        # Groups of equal rewards make no loss; N below counts them all the same
+        # Groups of equal rewards make no loss, but they count in N
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -453,13 +449,16 @@ def train(run, policy, initial, scorer, split):
                 with_spread = [group for group in part if training.has_spread([t.reward for t in group])]
                 trajectories = [t for group in with_spread for t in group]
                 if trajectories:  # else this mini-batch makes no update
+                    # micro-batches (B, T) with old_logprobs, ref_logprobs, mask and advantages
                     batches = training.prepare(
                         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. per mini-batch (by default one per step, so rho is 1 and clips nothing; embedded world: four)
+        # 5. per mini-batch (by default one per step, so rho is 1 and the clip does nothing; in the embedded
+        # world there are four)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # o: a trajectory, adv: its advantage; N: all of the mini-batch (every rank has all groups)
+        # o: a trajectory, adv: its advantage; N: trajectories of the mini-batch. Every rank has all groups
+        # and makes batches of its share; the ranks' gradients are summed
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         # rho = exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]
@@ -491,7 +490,7 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, turn_label, step_reward, step=step)
+    return page.group_record(group, question, step_reward, step=step)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
@@ -508,8 +507,7 @@ def merge(forward, backward, lam, out):
         raise models.ModelError(f"cannot merge {forward} and {backward}: averaged LoRA adapters are not the "
                                 "average of what they do; merge each into its base first (merge_and_unload)")
     shapes = [{(name, theta.shape) for name, theta in model.named_parameters()} for model in pair]
-    # weights that only one of them has, or in another shape
-    unlike = sorted({name for name, _ in shapes[0] ^ shapes[1]})
+    unlike = sorted({name for name, _ in shapes[0] ^ shapes[1]})  # in one alone, or of another shape
     if type(merged) is not type(other) or unlike:
         raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {unlike[:3]}")
     theta_backward = dict(other.named_parameters())
@@ -533,7 +531,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     rows = []
     for t, question in pairs:
         t.reward = t.info.em
-        rows.append(page.prediction(t, question, turn_label, step_reward))
+        rows.append(page.prediction(t, question, step_reward))
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "repeats"))
 
@@ -548,7 +546,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # merged-0.25 forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 # eval        --checkpoint          (only evaluated)             NAME-eval
 # length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
-# shuffled    the initial policy    cascade, d_TA dealt anew     NAME-shuffled, with a checkpoint
+# shuffled    the initial policy    cascade, d_TA permuted       NAME-shuffled, with a checkpoint
 
 TRAINED = ("baseline", "forward", "backward", "length", "shuffled")
 
@@ -566,32 +564,32 @@ def main(argv=None):
     reading data is refused first."""
     cfg = parse_args(argv)
     if cfg.scorer and cfg.scorer != "lines":
-        models.find_model(cfg.scorer)
-    asked = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
-    free = ["stage", "lambdas"]  # --resume may change these flags
-    runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in asked]
+        models.find_model(cfg.scorer)  # refuses what is no model
     if cfg.stage == "merge":
         pair_to_merge(cfg)  # refuses where one is missing
+    stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
+    free = ["stage", "lambdas"]  # --resume may change these flags
+    runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    initial_source = initial_policy(cfg)
+    initial_source = find_initial(cfg)
     if cfg.warmup_data:
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-    start = cfg.checkpoint or cfg.policy or initial_source  # (--warmup-data goes with --model alone)
+    start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
-        source, newest = start, 0
+        source, written = start, 0
         if run.name.startswith("merged-"):
-            source, newest = merged_weights(cfg, run.name)
-        run_stage(run, source, newest, initial_source, split, evals)
+            source, written = merged_weights(cfg, run.name)
+        run_stage(run, source, written, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
 
 def merged_weights(cfg, stage):
-    """Merges. Returns the folder of the merged weights, and when the newest file of both policies was
-    written: an evaluation after that is still valid."""
+    """Merges. Returns the folder of the merged weights, and when the newer of both policies was written: an
+    older evaluation is made again."""
     lam = stage.removeprefix("merged-")
     pair = pair_to_merge(cfg)
     merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
@@ -600,30 +598,31 @@ def merged_weights(cfg, stage):
     return merged, max((file.stat().st_mtime for file in files), default=0)
 
 
-def run_stage(run, source, newest, initial_source, split, evals):
-    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. A stage that
-    --resume finds done, after the time `newest`, is not done again."""
+def run_stage(run, source, written, initial_source, split, evals):
+    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
+    a stage that was done after `written`."""
     cfg = run.cfg
     trains = run.name in TRAINED
     steps, lora = (cfg.steps, cfg.lora) if trains else (0, 0)
-    if run.folder.is_done(steps, evals, newest):
+    if run.folder.is_done(steps, evals, written):
         return
-    # the initial policy serves the KL term and, without --scorer, the distances
-    needs_initial = bool(initial_source) and (not cfg.scorer or (trains and cfg.kl_coef > 0))
+    as_scorer = not cfg.scorer
+    as_reference = trains and cfg.kl_coef > 0
+    needs_initial = bool(initial_source) and (as_scorer or as_reference)
     frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # models in memory beside the policy
-    policy = run.policy(run.folder.start or source, trains, frozen)
+    policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
     initial = None
     if needs_initial:
         initial = models.load_reference(policy.model, initial_source, lora)
     scorer = load_scorer(cfg, policy, initial)
     if not trains:
         split = None
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
         if trains:
             train(run, policy, initial, scorer, split)
-        # the final evaluation measures distances, too
-        run.evaluate(evaluate=partial(evaluate, scorer=scorer), initial=run.name == "initial")
+        final = partial(evaluate, scorer=scorer)  # measures distances, too
+        run.evaluate(evaluate=final, initial=run.name == "initial")
 
 
 def pair_to_merge(cfg):
@@ -635,9 +634,9 @@ def pair_to_merge(cfg):
     return pair
 
 
-def initial_policy(cfg):
+def find_initial(cfg):
     """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
-    --scorer, the scorer. Empty where no flag names one."""
+    --scorer, the scorer. Empty where no flag names one (a served --policy, a merge)."""
     if cfg.checkpoint and cfg.stage != "eval":
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -655,7 +654,7 @@ def load_scorer(cfg, policy, initial):
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
-    # a served --policy answers in text, which the scorer has to encode itself
+    # one vocabulary: the policy's ids are the scorer's. A served --policy has no ids
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
         return Scorer(model)
     return Scorer(model, tokenizer)
@@ -669,7 +668,8 @@ def parse_args(argv=None):
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
-    cfg = flags.check(cfg, "max_searches explain_limit", above_zero="lr temperature grad_clip", least=least)
+    cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
+                      least=least)
     if cfg.scorer == "lines" and cfg.data != "world":
         flags.refuse("scorer", "lines", "is the embedded world's; with --model a folder or hub id")
     adapters = [Path(source) / "adapter_config.json" for source in (cfg.model, cfg.checkpoint) if source]
@@ -692,11 +692,12 @@ AGENT = Agent(
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.max_observation),
     around=("\n\n<information>", "</information>\n\n"),
     request=PROMPT,
+    # the tiny policy's vocabulary, beside the world's words
     tags=[f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")],
     words="Doc ( ) 1 2 3 Title now found nothing answer ; No passage " + re.sub(r"</?\w+>", "", INVALID),
-    answer=("<answer> ", " </answer>"),
-    flawed=("", " </answer>"),  # the opening tag is missing
-    hard=(3000, .4))  # paths of different length take twice the steps of the other hard worlds
+    answer=("<answer> ", " </answer>"),  # around an answer, in the world's demonstrations
+    flawed=("", " </answer>"),  # in flawed ones the opening tag is missing
+    hard=(3000, .4))  # warm-up steps and rate of flaws in the hard world, whose paths differ in length
 tiny_policy = AGENT.tiny_policy
 
 

@@ -84,15 +84,15 @@ class TokenBudget:
     would have sampled in all steps, at the mean length that this run's own chains have so far. So a tree and
     a group are compared at equal cost. `spent` is kept in checkpoints.
 
-    questions: that a step samples for; DAPO learns from a part of them."""
+    questions_per_step: that are sampled; DAPO learns from a part of them."""
 
     def __init__(self, cfg):
         self.tokens = cfg.token_budget
         self.steps = cfg.steps
         self.group_size = cfg.group_size
-        self.questions = cfg.questions_per_step
+        self.questions_per_step = cfg.questions_per_step
         if cfg.loss == "dapo":
-            self.questions *= DRAWN
+            self.questions_per_step *= DRAWN
         self.spent = {"tokens": 0, "baseline_tokens": 0.0}
 
     def limit(self, step):
@@ -110,7 +110,8 @@ class TokenBudget:
     def add(self, row):
         """Counts a step; row: its metrics."""
         self.spent["tokens"] += row["rollout/tokens"]
-        self.spent["baseline_tokens"] += self.questions * self.group_size * row["rollout/chain_tokens"]
+        trajectories = self.questions_per_step * self.group_size
+        self.spent["baseline_tokens"] += trajectories * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = self.spent["tokens"]
 
 

@@ -1,9 +1,7 @@
-"""Trees of turns (at2po.Node) in numbers, and as records for the page. cfg is at2po.Config.
-
-label(turn) -> what a turn is called there.
-"""
+"""Trees of turns (at2po.Node) in numbers, and as records for the page. cfg is at2po.Config."""
 
 import math
+import re
 
 import torch
 
@@ -51,11 +49,17 @@ def rollout_metrics(roots):
     }
 
 
-def show_results(folder, after, averages, before=None):
+AVERAGES = {
+    "multi-hop average (weighted by questions)": ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle"),
+    "single-hop average (weighted by questions)": ("nq", "triviaqa", "popqa"),
+}
+
+
+def show_results(folder, after, before=None):
     """Averages over several sets, and a table of what training moved. after, before: of Run.evaluate."""
     from common import report
     for found in (before or {}, after):
-        report.show_averages(found, averages)
+        report.show_averages(found, AVERAGES)
     if before:
         compared = {"before": [(folder, "before")], "after": [folder]}
         columns = {"searches": ("eval", "searches", ".2f")}
@@ -126,7 +130,15 @@ def why(trajectory, question):
     return lines
 
 
-def prediction(trajectory, question, label):
+def label(turn):
+    """What a turn did: its query or its answer."""
+    queries = re.findall("<search>(.*?)</search>", turn.text, re.DOTALL)
+    if queries:
+        return "search: " + queries[-1].strip()
+    return "answer" if "<answer>" in turn.text else turn.stop_reason
+
+
+def prediction(trajectory, question):
     """A row of eval_<set>.json."""
     row = {"id": question.id, **vars(trajectory.info), "tokens": trajectory.sampled_tokens}
     return row | record.group_of(question, [trajectory], lambda t, k: {"label": label(t.turns[k])}, why)
@@ -149,7 +161,7 @@ def turn_ratios(model, leaves, cfg, temperature):
     return found
 
 
-def sample_record(policy, roots, questions, step, cfg, label):
+def sample_record(policy, roots, questions, step, cfg):
     """The step's first tree with right and wrong leaves: every node with value, advantage, and how far the
     step has moved it (ratio of turn probabilities, new to sampled); ids are those trained on."""
     rewards = [root.rewards() for root in roots]

@@ -11,12 +11,12 @@ def charge_searches(right):
         t.reward = 1 - SEARCH_COST * t.info.searches
 
 
-def dealt_anew(per_trajectory, seed):
+def permuted(per_trajectory, seed):
     """--stage shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
     shuffled = [d for distances in per_trajectory for d in distances]
     random.Random(seed).shuffle(shuffled)
-    dealt = []
+    found = []
     for distances in per_trajectory:
-        dealt.append(shuffled[:len(distances)])
+        found.append(shuffled[:len(distances)])
         shuffled = shuffled[len(distances):]
-    return dealt
+    return found

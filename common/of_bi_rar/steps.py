@@ -1,7 +1,8 @@
 """Bi-RAR's distances as metrics of a training step, as records for the page, as a table and a plot.
 
-Functions that show a turn are given label(turn), what it is called there, and step_reward(distance), Eq 7."""
+step_reward(distance): Eq 7."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -87,7 +88,15 @@ def why(trajectory, question, facts):
     return lines
 
 
-def group_record(trajectories, question, label, step_reward, **extra):
+def label(turn):
+    """What a turn did: its query or its answer."""
+    action = re.search(r"<(search|answer)>(.*?)</\1>", turn.text, re.DOTALL)
+    if not action:
+        return "invalid"
+    return "answer" if action[1] == "answer" else "search: " + action[2].strip()
+
+
+def group_record(trajectories, question, step_reward, **extra):
     """Trajectories of one question for the page."""
     facts = {id(t): cascade_facts(t, step_reward) for t in trajectories}
     rewards = [t.reward for t in trajectories]
@@ -109,7 +118,7 @@ def group_record(trajectories, question, label, step_reward, **extra):
                            beside=["d_TA", "distance to the answer"], **extra)
 
 
-def prediction(trajectory, question, label, step_reward):
+def prediction(trajectory, question, step_reward):
     """A row of eval_<set>.json."""
     info = trajectory.info
     row = record.row(question, info, "answer problem em f1 searches", tokens=trajectory.sampled_tokens)
@@ -117,7 +126,7 @@ def prediction(trajectory, question, label, step_reward):
         row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
     searches = [label(turn) for turn in trajectory.turns if "<information>" in turn.observation]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
-    return row | group_record([trajectory], question, label, step_reward)
+    return row | group_record([trajectory], question, step_reward)
 
 
 # ---------------------------------------------------------------- table and plot of all stages

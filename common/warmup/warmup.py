@@ -55,9 +55,11 @@ def warmed_up(cfg, script, source, examples):
             decided = [not found or checkpoint.read_state(found)["step"] < steps]
         if distributed.gather(decided)[0]:
             run_folder(cfg, steps, recipe, source, root, name, examples)
-    say(f"warmed up: {place}")
     trained = checkpoint.find(place / "checkpoint")
-    return distributed.first(models.folded, trained, place / "folded")
+    policy = distributed.first(models.folded, trained, place / "folded")
+    held = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    say(f"warmed up: {place} ({held / 1e9:.1f} GB; delete it when no run needs it)")
+    return policy
 
 
 def recipe_of(cfg, script, source, examples, steps):
