@@ -401,6 +401,13 @@ def score(trajectory, question, cfg):
     return trajectory
 
 
+def score_trees(roots, questions, cfg):
+    """Scores every leaf."""
+    for root, question in zip(roots, questions, strict=True):
+        for leaf in root.leaves():
+            score(leaf.trajectory, question, cfg)
+
+
 # ---------------------------------------------------------------- credit: values, advantages (Eq 3, Table 2)
 
 def leaf_values(rewards, sample_std=False):
@@ -553,9 +560,8 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    budget = baselines.TokenBudget(cfg)  # ours: by default training ends at the cost of the baseline's chains
-    # run.steps ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates
-    # and saves. budget.spent: tokens sampled so far, a dict that checkpoints keep
+    budget = baselines.TokenBudget(cfg)  # ours. budget.spent: tokens sampled so far, which checkpoints keep
+    # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
         order = stable_seed(cfg.seed, "order")
@@ -564,9 +570,7 @@ def train(run, policy, reference, split):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
 
         # 2. score the leaves (Eq 14-16)
-        for root, question in zip(roots, questions, strict=True):
-            for leaf in root.leaves():
-                score(leaf.trajectory, question, cfg)
+        score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
         learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO fines long answers, drops flat groups
@@ -587,8 +591,7 @@ def train(run, policy, reference, split):
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                # every rank has all trees, so the counts are global; prepare gave this rank its batches
-                minibatches.append((batches, len(trajectories), num_tokens))
+                minibatches.append((batches, len(trajectories), num_tokens))  # this rank's; of all ranks
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup

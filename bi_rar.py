@@ -433,15 +433,14 @@ def train(run, policy, initial, scorer, split):
 
         # 2. score: the stage's reward, which measures distances where it needs them
         with timed(row, "time/scoring"):
-            measured = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
-        row["reward/steps_scored"] = measured
+            row["reward/steps_scored"] = set_rewards(policy, scorer, groups, questions, stage, cfg, step)
 
         # 3. credit: a trajectory's advantage in its group
         for group in groups:
             assign_advantages(group)
 
-        # 4. log-probs of the trained model before any update (not the engine's), and of the initial policy.
-        # Groups of equal rewards make no loss, but they count in N
+        # 4. micro-batches (B, T) with log-probs of the trained model before any update (not the engine's) and
+        # of the initial policy. Groups of equal rewards make no loss, but they count in N
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -449,16 +448,13 @@ def train(run, policy, initial, scorer, split):
                 with_spread = [group for group in part if training.has_spread([t.reward for t in group])]
                 trajectories = [t for group in with_spread for t in group]
                 if trajectories:  # else this mini-batch makes no update
-                    # micro-batches (B, T) with old_logprobs, ref_logprobs, mask and advantages
                     batches = training.prepare(
                         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. per mini-batch (by default one per step, so rho is 1 and the clip does nothing; in the embedded
-        # world there are four)
+        # 5. per mini-batch (by default one per step, so rho is 1 and the clip does nothing)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # o: a trajectory, adv: its advantage; N: trajectories of the mini-batch. Every rank has all groups
-        # and makes batches of its share; the ranks' gradients are summed
+        # o: a trajectory, adv: its advantage; N: trajectories of all ranks, whose gradients are summed
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         # rho = exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]

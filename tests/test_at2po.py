@@ -303,7 +303,8 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
             ("dapo", 2, spread[:2]), ("dapo", 4, [*spread, flat[0]]), ("atpo", 2, roots)):
         assert baselines.chosen_to_learn(loss, roots, number) == chosen
     for loss, questions in (("dapo", 6), ("atpo", 2)):
-        assert baselines.TokenBudget(at2po.Config(loss=loss, questions_per_step=2)).questions == questions
+        budget = baselines.TokenBudget(at2po.Config(loss=loss, questions_per_step=2))
+        assert budget.questions_per_step == questions
     # right answers tell, not the penalty of what is too long
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     assert training.has_spread(all_wrong.rewards())
