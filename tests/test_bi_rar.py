@@ -432,7 +432,7 @@ def test_merge_refuses_what_does_not_match(tmp_path):
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
     for one, other, out, why in (
-            (a, wide, "m", r"not one architecture \['model.embed_tokens.weight'"), (a, adapter, "m", ""),
+            (a, wide, "m", r"not one architecture \['model.embed_tokens.weight'"), (a, adapter, "m", "LoRA adapters"),
             (tmp_path, a, "m", "without config.json"), (wide, a, "a", "it is one of the two"),
             (short, a, "m", "cannot be read")):
         with pytest.raises(ModelError, match=why):
