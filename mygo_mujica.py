@@ -588,7 +588,8 @@ def train(run, stage, policy, sampler, reference, place):
     # any attempt was chosen (GUARD)
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
-        seed = stable_seed(cfg.seed, "order")  # epochs follow one another, each shuffled anew
+        # the next questions; epochs follow one another, each shuffled anew
+        seed = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, seed)
         with run.sampling(sampler, row):  # the engine gets the sampler's weights, row the seconds
             if stage in BASELINES:
@@ -599,11 +600,11 @@ def train(run, stage, policy, sampler, reference, place):
                 # 2. select (D.2): those that pass, at most m per question; the others are thrown away
                 selected = [select(group, state["K"]) for group in groups]
         cosine_from = completed(step - 1)  # before the tokens of this iteration are counted
-        # the others count, too: methods are compared at equal numbers of sampled tokens
+        # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        # metrics and a sample for the page; what is learned for LLaMA-Factory, which cannot learn to avoid it
+        # metrics, and a sample for the page
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
-        if stage != "grpo":
+        if stage != "grpo":  # LLaMA-Factory gets what is learned; GRPO also learns what to avoid
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed there is none, and the iteration counts
@@ -726,14 +727,15 @@ def main(argv=None):
     envs, stages = cfg.envs.split(","), [cfg.stage]
     if cfg.stage == "all":
         stages = ["few-shot", "warm-up", "mygo"]
-    changeable = ["stage", "envs", "token_budget"]  # flags that --resume may change
     todo = []
+    free = ["stage", "envs", "token_budget"]  # --resume may change these flags
     # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
         saves = stage in LEARNING
         if stage == "warm-up":
             saves = "once"  # at its end
-        todo.append((Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", changeable, saves), env, stage))
+        run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
+        todo.append((run, env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing
     split, evals = load_splits(cfg)
@@ -760,7 +762,7 @@ def run_stage(run, env, stage, split, evals):
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     # folder.start: the checkpoint that --resume goes on from; None at the beginning
-    policy = run.policy(run.folder.start or source, trains, num_frozen)
+    policy = run.policy(run.folder.start or source, trains, frozen=num_frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
@@ -806,7 +808,7 @@ def start_weights(cfg, env, stage):
 
 
 def frozen_sampler(cfg, source, policy):
-    """A policy with an engine and weights of its own."""
+    """The sampler of offline MyGO: an engine of its own, and weights that are not trained."""
     model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary  # ids that may be sampled
     return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
