@@ -83,7 +83,7 @@ class Config(flags.PassageFlags):
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
-    max_prompt: int = 4096          # tokens of the planner's first prompt; more is an error, or --skip-bad
+    max_prompt: int = 4096          # tokens of the planner's first prompt; more: an error, see --skip-bad
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
 
@@ -310,8 +310,8 @@ class Team:
 
 @dataclass
 class PlannerInfo(Outcome):
-    """The `info` of a planner's Trajectory: what common.rollout.Outcome has (answer, problem, em and f1, 0
-    without an answer, searches = sub-questions), and this."""
+    """The `info` of a planner's Trajectory: answer, problem, em, f1 (0 without an answer) and searches (its
+    sub-questions) of common.rollout.Outcome, and these."""
     who: tuple = ("text", "planner")
     request: str = ""           # its first user message
     entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
@@ -533,7 +533,7 @@ def sample(team, questions, step, K, raise_K=True):
 #   grpo      group_size                   all, unless all rewards are equal       clipped ratio, KL (Eq 4),
 #                                                                                  group advantages
 BASELINES = ("grpo", "star", "raft", "raft++")
-WITH_RATIO = ("grpo", "raft++")  # in their loss
+WITH_RATIO = ("grpo", "raft++")  # whose loss has a ratio
 LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 
@@ -931,7 +931,7 @@ def collected_rows(attempt, question):
 # ---------------------------------------------------------------- demonstrations (common/of_mygo/written.py)
 
 def demonstration(tokenizer, question, demo, place, cfg):
-    """The conversations of a demonstration: plan() and work() play it, with written lines for a model."""
+    """The conversations of a demonstration: plan() and work() play it, written lines replace the model."""
     from common.of_mygo import written
     from common.warmup import scripted
     clean = partial(harmless, max_words=cfg.max_words)
