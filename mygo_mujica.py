@@ -2,26 +2,26 @@
 
 Mujica is one model in two roles. The planner splits a question into sub-questions, one layer of a directed
 acyclic graph at a time, and reads one sentence per sub-question; a worker answers one sub-question from the
-passages it retrieves, or from the triples of one entity. The sub-questions of a layer run in parallel. MyGO
-trains both roles by plain likelihood on sampled trajectories whose reward passes a threshold that rises with
-the policy.
+passages it retrieves, or from the triples of one entity. The sub-questions of a layer run in parallel; no
+graph is built, since one planner turn is one layer. An attempt is one planner with all its workers. MyGO
+trains both roles by plain likelihood on attempts whose reward passes a threshold that rises with the policy.
 
-GRPO, except: there is no advantage, ratio, clip or KL. A trajectory that passes the threshold is learned by
-its likelihood, the others are thrown away, and a question is asked again until three have passed or 16 were
-made. The graph is never written down: the calls of one planner turn are one layer.
+GRPO, except: there is no advantage, ratio, clip or KL. An attempt that passes the threshold is learned by its
+likelihood, the others are thrown away, and a question is asked again until three attempts have passed or 16
+were made.
 
     Eq 1        planner and workers              plan, work
     sec. 3.3    rising threshold K               next_threshold
-    D.1         multiple-attempt sampling        sample, attempts
+    D.1         multiple-attempt sampling        sample, until_enough
     D.2         selection, planner and workers   select, conversations
-    Eq 6        likelihood of sampled tokens     mle_loss, train     (Eq 4, GRPO, for comparison: baselines)
+    Eq 6        likelihood of sampled tokens     mle_loss, update     (Eq 4, GRPO, to compare with: baselines)
     D.3         warm-up                          warm_up, sft
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
     python mygo_mujica.py                  few-shot, warm-up and MyGO in the text of the embedded world, five
-                                           minutes; --envs kg does the same in its graph. ("few-shot" is there
-                                           the start policy, which has learned flawed demonstrations)
+                                           minutes; --envs kg does the same in its graph. (The world's policy
+                                           cannot read examples: its "few-shot" is the policy as it starts)
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
@@ -35,9 +35,9 @@ import itertools
 import math
 import random
 import re
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from common import process  # noqa: F401  (first: torch reads thread settings once)
@@ -52,6 +52,7 @@ from common.files import say, warn
 from common.folder import left_by
 from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import places, records
+from common.of_mygo.places import topic_entities
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
 from common.run import Run, make_engine, program, tell, timed
@@ -60,8 +61,9 @@ from common.run import Run, make_engine, program, tell, timed
 
 @dataclass
 class Config(flags.PassageFlags):
-    """The paper's settings. Behind |: where a value comes from; without it the choice is ours.
-    common/flags.py has the flags of all scripts, recipes/world.toml the settings of the embedded world."""
+    """The paper's settings. Behind | stands the source of a default; a default without | is ours.
+    common/flags.py has the flags of all scripts. Without --model and --data the run is in the embedded world,
+    whose defaults in recipes/world.toml replace these."""
 
     # ---- stages
 
@@ -70,23 +72,23 @@ class Config(flags.PassageFlags):
         "all", "few-shot", "warm-up", "mygo", "offline", "fixed", "grpo", "star", "raft", "raft++", "eval",
     ] = "all"
     envs: str = "text"              # text, kg, kimi (each question's own passages), or several with commas
-    # kg: triples (.jsonl, .json, .tsv) or .graphml; or "evidences" = those of 2Wiki's questions, gold facts
-    # and next to no others, far easier than Wikidata
+    # kg: file of triples (.jsonl, .json, .tsv) or .graphml. Or "evidences": the gold triples of 2Wiki's
+    # questions, and hardly any others, so it is far easier than Wikidata
     graph: str = ""
 
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question, and 20 times as many characters
+    max_words: int = 200            # words of a passage, triple or question; 20 times as many characters
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
-    max_prompt: int = 4096          # tokens of the planner's first prompt; longer ones are refused
+    max_prompt: int = 4096          # tokens of the planner's first prompt; more: an error, see --skip-bad
     temperature: float = 1.0        # of sampling in training
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy
 
     # ---- warm-up
-    sft_trajectories: int = 300     # few-shot trajectories with EM 1 to learn from (sec. 4.2 says 1k) | D.3
+    sft_trajectories: int = 300     # few-shot attempts with EM 1 to learn from (sec. 4.2 says 1k) | D.3
     sft_epochs: int = 3             # epochs over them
     sft_lr: float = 1e-5            # learning rate at the start | D.3
     sft_lr_final: float = 1e-6      # and at the end, cosine | D.3
@@ -98,18 +100,18 @@ class Config(flags.PassageFlags):
     limit: int = 20000              # training questions, drawn at random; 0 = all | D.3
     steps: int = 20                 # iterations; 20,000 questions in all | D.3
     questions_per_step: int = 1000  # questions per iteration | D.3
-    keep: int = 3                   # m, trajectories to learn from per question | D.3
+    keep: int = 3                   # m, attempts to learn from per question | D.3
     max_attempts: int = 16          # attempts per question | D.3
     threshold: float = .5           # K before the first iteration; mygo raises it, fixed keeps it
     offline_threshold: float = .8   # K of offline
     group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
-    mini_batch: int = 32            # planner trajectories per update, their workers with them
+    mini_batch: int = 32            # attempts per update
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
     grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
     clip: float = .2                # GRPO: half width of the clip window
     kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
-    token_budget: int = 0           # stop when so many tokens were sampled after the warm-up; 0 = no limit
+    token_budget: int = 0           # training ends when it has sampled so many tokens; 0 = no limit
 
 
 PAPER_EVAL = "hotpotqa-dev,musique-dev"  # Tables 2 and 3
@@ -121,19 +123,19 @@ NOTHING = "No relevant information found."  # Table 10
 
 def first_prompt(tokenizer, who, request, few_shot=False):
     """Prompt ids of a conversation: instructions, the example if wanted, the request. who: (environment,
-    "planner" or "worker"), as Tables 7-10 are for."""
+    role), the key of SYSTEM and SHOTS."""
     messages = [("system", SYSTEM[who])]
-    if few_shot and not chat.is_tiny(tokenizer):  # (the world's tiny policy has no words for examples)
+    if few_shot and not chat.is_tiny(tokenizer):  # the embedded world's policy has no words for examples
         for n, text in enumerate(SHOTS[who]):
             role = "assistant" if n % 2 else "user"
             messages.append((role, text))
-    # Foreign: what a question or passage says can become no tag and no special token
+    # Foreign: text from outside, of which no special token can be made
     return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
 
 def harmless(text, max_words):
-    """One line of at most max_words words and 20 max_words characters that cannot write a tag, an index or
-    the heading of a message: passages, sub-questions and sentences must not pose as something else.
+    """One line of at most max_words words and 20 max_words characters. Passages, sub-questions and sentences
+    pass through here, so that they cannot imitate our tags, indices and headings.
 
     >>> harmless("Silent Harbor <b>\\n[3] Obs:: me </sentence>", 20)
     'Silent Harbor ‹b> (3) Obs me ‹/sentence>'
@@ -153,9 +155,9 @@ def numbered(lines, between="\n"):
     return between.join(f"[{i}] {line}" for i, line in enumerate(lines))
 
 
-def worker_request(env, question, materials):
+def worker_request(env, sub_question, materials):
     heading = "Materials" if env == "kg" else "Context"
-    return f"Question: {question}\n{heading}:\n{numbered(materials)}"
+    return f"Question: {sub_question}\n{heading}:\n{numbered(materials)}"
 
 
 def planner_request(env, question, entities):
@@ -166,13 +168,14 @@ def planner_request(env, question, entities):
 
 # ---------------------------------------------------------------- parsing: read, never trusted
 
-# of nested tags the inner ones: "<search> a <search> b </search>" asks for b
+# of nested tags only the innermost counts: "<search> a <search> b </search>" asks for b
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
-# Search([label], "question"); a quotation may hold quotes, but no further call
-INSIDE = r"(?:(?!Search\s*\().)*?"
-CALL = re.compile(
-    rf"""\bSearch\s*\(\s*((?:\[[^\]]*\]\s*)*),?\s*(?:["“]({INSIDE})["”]|'({INSIDE})')\s*\)""", re.DOTALL
-)
+QUOTED = r"((?:(?!Search\s*\().)*?)"  # it may hold quotes, but no further call
+CALL = re.compile(rf"""
+    \bSearch\s*\(\s*
+    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several match, too, and make no call
+    (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
+""", re.DOTALL | re.VERBOSE)
 
 
 def without_thoughts(text):
@@ -187,7 +190,7 @@ def last_inside(tag, text):
 
 
 def parse_plan(text, env, max_parallel):
-    """(sub-questions [(label or None, text)], answer or None, Counter of faults) of a planner's turn.
+    """(calls [(label or None, sub-question)], answer or None, Counter of faults) of a planner's turn.
 
     Only text outside <think>…</think> is parsed. If a turn both asks and answers, it counts as asking and its
     answer is ignored. Faults are counted for the log; they change no reward.
@@ -213,28 +216,28 @@ def parse_plan(text, env, max_parallel):
 
 
 def calls_of_text(text):
-    """([(None, question)] of <search> tags, how many tags made none)"""
-    questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
-    calls = [(None, question) for question in questions if question]
-    tags = max(text.count("<search>"), text.count("</search>"))  # one that lacks its other half is a bad call
-    return calls, tags - len(calls)
+    """([(None, sub-question)] of <search> tags, how many tags made none)"""
+    sub_questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
+    calls = [(None, sub_question) for sub_question in sub_questions if sub_question]
+    begun = max(text.count("<search>"), text.count("</search>"))  # an unclosed or unopened tag counts too
+    return calls, begun - len(calls)
 
 
 def calls_of_graph(text):
-    """([(label, question)] of Search([label], "question"), how many calls could not be read)"""
+    """([(label, sub-question)] of Search([label], "sub-question"), how many calls could not be read)"""
     calls = []
     for labels, double, single in CALL.findall(text):
         label = re.fullmatch(r"\[\s*(-?\d{1,6})\s*\]\s*", labels)  # one label, a number
-        question = " ".join((double or single).split())
-        if label and question:
-            calls.append((int(label[1]), question))
+        sub_question = " ".join((double or single).split())
+        if label and sub_question:
+            calls.append((int(label[1]), sub_question))
     begun = len(re.findall(r"\bSearch\s*\(", text))
     return calls, begun - len(calls)
 
 
-def parse_report(text, materials):
-    """(sentence or None, selected indices, what was wrong or "") of a worker's turn over so many materials;
-    [-1]: no material fits, and the worker answers from its own knowledge (Table 8).
+def parse_report(text, num_materials):
+    """(sentence or None, selected indices, what was wrong or "") of a worker's turn. [-1] selects none of its
+    num_materials: it answers from its own knowledge (Table 8).
 
     >>> parse_report("<think> … </think> <select> [0][2] </select> <sentence> A is B. </sentence>", 3)
     ('A is B.', [0, 2], '')
@@ -252,7 +255,7 @@ def parse_report(text, materials):
         return None, [], "no selection"
     if indices == [-1]:
         return sentence, [], ""
-    if any(not 0 <= i < materials for i in indices):
+    if any(not 0 <= i < num_materials for i in indices):
         return None, [], "no such index"
     return sentence, list(dict.fromkeys(indices)), ""
 
@@ -261,7 +264,7 @@ def parse_report(text, materials):
 
 @dataclass
 class Place(data.Split):
-    """Where a team works: a data.Split (name, questions, retriever, graph) in one environment."""
+    """A data.Split (name, questions, retriever, graph) in one environment."""
 
     env: str = "text"  # or kg, which reads `graph`, or kimi
     few_shot: bool = False  # whether prompts have an example
@@ -270,9 +273,9 @@ class Place(data.Split):
 
 @dataclass
 class Team:
-    """One model in both roles, in one place."""
+    """One model in both roles, at work in one place."""
 
-    policy: Policy
+    policy: Policy  # model, tokenizer, and the engine that samples
     place: Place
     cfg: Config
     temperature: float
@@ -282,17 +285,17 @@ class Team:
         self.search = self.search or rollout.BatchedSearch(self.place.retriever)
 
     def run(self, agents):
-        """The results of coroutines, in order; engine and search batch what waits."""
+        """The results of coroutines, in order. They run together, so that engine and search get requests in
+        batches. Of several ranks each runs its share, and all get all results."""
         return rollout.run_agents(agents, self.policy.engine, self.search)
 
     def prompt(self, info):
         return first_prompt(self.policy.tokenizer, info.who, info.request, self.place.few_shot)
 
-    async def say(self, info, prompt_ids, turns, seed):
-        """The next Turn of a conversation, sampled to the end of its message. info: the speaker's Attempt or
-        Report; sampling needs no more of it, a written demonstration speaks from it (Written)."""
+    async def next_turn(self, conversation, seed):
+        """The next Turn of a planner's or worker's Trajectory, sampled to the end of its message."""
         g = await self.policy.engine.generate(
-            context_ids(prompt_ids, turns),  # all ids so far: token in, token out
+            context_ids(conversation.prompt_ids, conversation.turns),  # ids so far: token in, token out
             stop=(),
             max_tokens=self.cfg.max_turn,
             temperature=self.temperature,
@@ -302,28 +305,39 @@ class Team:
         return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
 
-def topic_entities(question, graph):
-    """The gold topic entities that a graph's planner starts from (sec. 4.1), as the graph spells them: those
-    that the data set names, else the heads of its evidences that no other evidence leads to (ours)."""
-    entities_named = question.entities  # [[name, another name of the same, …]]
-    if not entities_named:
-        tails = {plain_name(tail) for _, _, tail in question.evidences}
-        entities_named = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
-    entities = []
-    for names in entities_named:
-        in_graph = [name for name in names if name and name in graph]
-        entities += in_graph[:1]  # the first name that the graph knows
-    return list(dict.fromkeys(entities))
+# A planner and each worker have a Trajectory (question_id, prompt_ids, turns, reward, info) of their own. The
+# planner's stands for the whole attempt: its info.workers holds those of its workers.
+
+@dataclass
+class PlannerInfo(Outcome):
+    """The `info` of a planner's Trajectory: answer, problem, em, f1 (0 without an answer) and searches (its
+    sub-questions) of common.rollout.Outcome, and these."""
+    who: tuple = ("text", "planner")
+    request: str = ""           # its first user message
+    entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
+    calls: list = field(default_factory=list)       # calls[i]: [(label, sub-question)] of turns[i]
+    workers: list = field(default_factory=list)     # workers[i]: the Trajectory of each call's worker
+    faults: Counter = field(default_factory=Counter)    # {fault: how often}
+    tokens: int = 0             # sampled in the attempt, by planner and workers
 
 
-def plain_name(name):
-    """A name without accents, case and punctuation: 2Wiki spells one entity in several ways."""
-    name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))  # (ł does not decompose)
-    return metrics.normalize_answer(name.encode("ascii", "ignore").decode())
+@dataclass
+class WorkerInfo:
+    """The `info` of a worker's Trajectory."""
+    who: tuple                  # (environment, "worker")
+    sub_question: str
+    entity: str | None          # in a graph the one whose triples are read; None: there is none of this label
+    materials: list = field(default_factory=list)   # lines that it reads
+    facts: list = field(default_factory=list)       # in a graph the triples that these lines show
+    request: str = ""           # its user message
+    sentence: str = NOTHING     # its report
+    problem: str = ""           # why it has none
+    selected: list = field(default_factory=list)    # indices of materials
+    tokens: int = 0             # as the planner's: of the whole attempt (GRPO's loss divides by it)
 
 
-def opening(place, question, cfg):
-    """(entities that a graph's planner may name at the start, its request)"""
+def first_request(place, question, cfg):
+    """(topic entities of the question, [] without a graph; the planner's first user message)"""
     entities = []
     if place.env == "kg":
         entities = topic_entities(question, place.graph)
@@ -331,136 +345,110 @@ def opening(place, question, cfg):
     return entities, planner_request(place.env, harmless(question.question, cfg.max_words), shown)
 
 
-async def materials_for(team, question, sub, entity):
-    """Returns (the lines that a worker reads, the triples that they show). kg: the entity's triples, none for
-    an unknown label; text: the best passages of the corpus, without titles; kimi: of the question's own."""
+async def materials_for(team, question, sub_question, entity):
+    """(the lines that a worker reads, the triples that they show). kg: the entity's triples; text: the best
+    passages of the corpus, without titles; kimi: the best of the question's own."""
     cfg, place = team.cfg, team.place
     if place.env == "kg":
-        facts = nearest_facts(sub, place.graph.facts(entity), cfg.max_triples)
+        facts = place.graph.facts(entity)  # [] if entity is None
+        facts = nearest_facts(sub_question, facts, cfg.max_triples)
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
             place.own[question.id] = make_retriever(cfg.retriever, data.pool_contexts([question]))
-        passages = place.own[question.id].search([sub], cfg.top_k)[0]
+        passages = place.own[question.id].search([sub_question], cfg.top_k)[0]
     else:
-        passages = await team.search(sub, cfg.top_k)
+        passages = await team.search(sub_question, cfg.top_k)
     return [harmless(p.text, cfg.max_words) for p in passages], []
 
 
-def nearest_facts(sub, facts, most):
+def nearest_facts(sub_question, facts, most):
     """All, or the `most` of them that share most words with the sub-question."""
     if len(facts) <= most:
         return facts
-    words = set(metrics.normalize_answer(sub).split())
+    words = set(metrics.normalize_answer(sub_question).split())
 
     def shared(fact):
         return len(words & set(metrics.normalize_answer(" ".join(fact)).split()))
     return sorted(facts, key=shared, reverse=True)[:most]
 
 
-@dataclass
-class Report:
-    """What a worker was asked, read and said: the `info` of its Trajectory."""
-    who: tuple                  # (environment, "worker")
-    sub_question: str
-    entity: str | None          # in a graph the one whose triples are read, None where the label is unknown
-    materials: list = field(default_factory=list)   # lines that it reads
-    facts: list = field(default_factory=list)       # in a graph the triples they show
-    request: str = ""           # its user message
-    sentence: str = NOTHING     # the report
-    problem: str = ""           # why there is none
-    selected: list = field(default_factory=list)    # indices of materials
-    tokens: int = 0             # Attempt.tokens of its attempt, not its own
-
-
-@dataclass
-class Attempt(Outcome):
-    """The `info` of a planner's Trajectory: what common.rollout.Outcome has (answer, problem, em and f1, 0
-    without an answer, searches = sub-questions), and this."""
-    who: tuple = ("text", "planner")
-    request: str = ""           # the planner's user message
-    entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
-    workers: list = field(default_factory=list)     # workers[i]: Trajectories of the workers of turns[i]
-    faults: dict = field(default_factory=dict)      # {fault: how often}
-    tokens: int = 0             # sampled by planner and all workers together: GRPO's loss divides by it
-
-
-async def work(team, question, sub, entity, seed):
-    """One worker reads, thinks, selects, and states one sentence: a Trajectory of one turn. If there is
-    nothing to read or the label is unknown, the model is not sampled and the trajectory has no turns."""
+async def work(team, question, sub_question, entity, seed):
+    """One worker reads, thinks, selects, and states one sentence. Returns its Trajectory of one turn, or of
+    none: without anything to read the model is not sampled."""
     env, max_words = team.place.env, team.cfg.max_words
-    info = Report((env, "worker"), harmless(sub, max_words), entity)
+    info = WorkerInfo((env, "worker"), harmless(sub_question, max_words), entity)
+    worker = Trajectory(question.id, [], [], info=info)
     info.materials, info.facts = await materials_for(team, question, info.sub_question, entity)
     if not info.materials:
         info.problem = "nothing to read"
         if env == "kg" and entity is None:
             info.problem = "unknown label"
-        return Trajectory(question.id, [], [], info=info)
+        return worker
     info.request = worker_request(env, info.sub_question, info.materials)
-    prompt_ids = team.prompt(info)
-    turn = await team.say(info, prompt_ids, [], seed)
+    worker.prompt_ids = team.prompt(info)
+    turn = await team.next_turn(worker, seed)
+    worker.turns.append(turn)
     sentence, info.selected, info.problem = parse_report(turn.text, len(info.materials))
     if sentence:
         info.sentence = harmless(sentence, max_words)
-    return Trajectory(question.id, prompt_ids, [turn], info=info)
+    return worker
 
 
 async def plan(team, question, name, seed, watch=None):
-    """One answer to one question: the planner's loop, its workers in parallel. A Trajectory, its info an
-    Attempt. name: distinguishes the attempts at one question, and their seeds. watch(turn): shows it."""
+    """One attempt: the planner's loop, its workers in parallel. Returns the planner's Trajectory, scored.
+    name: distinguishes the attempts at one question, and their seeds. watch(turn): shows a turn (--ask)."""
     place, cfg = team.place, team.cfg
-    entities, request = opening(place, question, cfg)
-    info = Attempt(who=(place.env, "planner"), request=request, entities=entities)
-    prompt_ids = team.prompt(info)
-    turns, faults, asked_before = [], Counter(), set()
+    entities, request = first_request(place, question, cfg)
+    info = PlannerInfo(who=(place.env, "planner"), request=request, entities=entities)
+    attempt = Trajectory(question.id, team.prompt(info), [], info=info)
     for k in range(cfg.max_rounds):
-        turn = await team.say(info, prompt_ids, turns, stable_seed(seed, name, k))
-        turns.append(turn)
-        calls, info.answer, wrong = parse_plan(turn.text, place.env, cfg.max_parallel)
-        faults += wrong
-        if calls and k + 1 == cfg.max_rounds:  # nobody would read what they find: they are not made
-            calls = []
-            faults["out of rounds"] = 1
-        new = set(calls) - asked_before
-        faults["asked again"] += len(calls) - len(new)  # made in an earlier turn, or before in this one
-        asked_before.update(calls)
+        turn = await team.next_turn(attempt, stable_seed(seed, name, k))
+        attempt.turns.append(turn)
+        calls, info.answer, faults = parse_plan(turn.text, place.env, cfg.max_parallel)
+        if calls and k + 1 == cfg.max_rounds:  # nobody would read what workers find: none are sent
+            calls, info.problem = [], "out of rounds"
+            faults[info.problem] = 1
 
-        layer = []  # one layer of the graph: its workers run side by side
-        for i, (label, sub) in enumerate(calls):
+        layer = []  # workers that run side by side
+        for i, (label, sub_question) in enumerate(calls):
             entity = None
             if label is not None and 0 <= label < len(entities):
                 entity = entities[label]
-            layer.append(work(team, question, sub, entity, stable_seed(seed, name, k, "worker", i)))
+            worker_seed = stable_seed(seed, name, k, "worker", i)
+            layer.append(work(team, question, sub_question, entity, worker_seed))
         workers = await asyncio.gather(*layer)
+        info.calls.append(calls)
         info.workers.append(workers)
-        faults += Counter(f"worker: {w.info.problem}" for w in workers if w.info.problem)
+        records.count_faults(info, faults)  # for the log alone
+
         if workers:
-            # in order: each may add to `entities`, whose positions are the labels
-            turn.observation = "\n".join(observed(w.info, entities, place, cfg) for w in workers)
-            # The observation has mask 0. If the turn was cut off, render_reply first writes the end of the
-            # planner's message, which the policy did not sample: mask 0, too
-            reply = chat.Foreign(turn.observation)
-            turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, reply)
+            reports = []
+            for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
+                reports.append(report(worker.info, entities, place, cfg))
+            turn.observation = "\n".join(reports)
+            # Of these ids none were sampled, so none are learned (mask 0): the observation, and before it the
+            # end of the planner's message where its turn was cut off
+            observation = chat.Foreign(turn.observation)
+            turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, observation)
         if watch:
             watch(turn)
         if not calls:  # an answer, or nothing that can be read
             break
-    info.faults = dict(+faults)  # (+ leaves out zeros)
-    return score(Trajectory(question.id, prompt_ids, turns, info=info), question)
+    return score(attempt, question)
 
 
-def observed(report, entities, place, cfg):
-    """What the planner reads of a worker: its sentence, and the next labels for the entities that its
-    selected triples lead to, which are appended to `entities`. An entity without facts of its own gets none:
-    nothing is to be read."""
+def report(info, entities, place, cfg):
+    """What the planner reads of a worker: its sentence. In a graph the tails of the selected triples get the
+    next labels, and are appended to `entities`, unless they have no triples of their own."""
     labels = []
-    if report.facts:
-        for i in report.selected:
-            tail = report.facts[i][2]
+    if info.facts:
+        for i in info.selected:
+            tail = info.facts[i][2]
             if tail not in entities and place.graph.facts(tail):
                 labels.append(f"[{len(entities)}] {harmless(tail, cfg.max_words)}")
                 entities.append(tail)
-    line = f"Obs: {report.sentence}"
+    line = f"Obs: {info.sentence}"
     if labels:
         line += f" Candidate: {' '.join(labels)}"
     return line
@@ -468,29 +456,27 @@ def observed(report, entities, place, cfg):
 
 # ---------------------------------------------------------------- reward
 
-def score(trajectory, question):
-    """The trajectory with its reward, the F1 of the answer (sec. 4.1), 0 without one, and its info filled."""
-    info = trajectory.info
+def score(attempt, question):
+    """The attempt with its reward, the F1 of the answer (sec. 4.1), 0 without one, and its info filled in.
+    Workers have no reward of their own."""
+    info = attempt.info
     if info.answer:
         info.em = metrics.exact_match(info.answer, question.answers)
         info.f1 = metrics.f1(info.answer, question.answers)
-    elif "out of rounds" in info.faults:
-        info.problem = "out of rounds"
-    else:
+    elif not info.problem:
         info.problem = "no answer"
-    trajectory.reward = info.f1
+    attempt.reward = info.f1
     info.searches = sum(map(len, info.workers))
-    info.tokens = sum(c.sampled_tokens for c in conversations(trajectory))
-    for c in conversations(trajectory):
+    info.tokens = sum(c.sampled_tokens for c in conversations(attempt))
+    for c in conversations(attempt):
         c.info.tokens = info.tokens
-    return trajectory
+    return attempt
 
 
-def conversations(trajectory):
-    """The conversations of one attempt, whose Trajectory is the planner's, each learned by itself (D.2): the
-    planner's and each worker's single exchange. A worker that failed is learned too, unless it was not
-    sampled."""
-    return [trajectory] + [w for layer in trajectory.info.workers for w in layer if w.turns]
+def conversations(attempt):
+    """[planner, worker, …]: the Trajectories of one attempt, each learned by itself (D.2). Failed workers are
+    learned, too; workers that were not sampled are left out."""
+    return [attempt] + [w for layer in attempt.info.workers for w in layer if w.turns]
 
 
 # ---------------------------------------------------------------- sampling and selection (sec. 3.3, D.1, D.2)
@@ -498,20 +484,20 @@ def conversations(trajectory):
 R_SUP = 1.0  # the largest reward there is: F1
 
 
-def next_threshold(previous, mean_reward, r_sup=R_SUP):
-    """K := max(K', (mean_r + r_sup) / 2), mean_r over the first attempts (sec. 3.3; the printed form would
-    select nothing: see docs/differences.md). It stays a millionth below r_sup, so that r = r_sup passes.
+def next_threshold(previous, mean_reward):
+    """K := max(previous, (mean_reward + r_sup) / 2), sec. 3.3. The paper prints (mean_r / r_sup + 1) r_sup,
+    which is at least r_sup: no reward could pass. K stays a millionth below r_sup, so that r = r_sup passes.
 
     >>> next_threshold(.5, .4), next_threshold(.8, .4), next_threshold(.8, 1.0)
     (0.7, 0.8, 0.999999)
     """
-    return min(max(previous, (mean_reward + r_sup) / 2), r_sup - 1e-6)
+    return min(max(previous, (mean_reward + R_SUP) / 2), R_SUP - 1e-6)
 
 
-async def attempts(team, question, first, K, seed):
-    """[first attempt, …] until m (team.cfg.keep) of them pass K, or max_attempts are made (D.1). Each round
-    samples as many attempts as are still missing, so at most m can pass."""
-    group, cfg = [first], team.cfg
+async def until_enough(team, question, first_attempt, K, seed):
+    """The group [first_attempt, …] at one question, sampled until m (--keep) of them pass K, or max_attempts
+    are made (D.1). Each round samples as many as are still missing, so at most m can pass."""
+    group, cfg = [first_attempt], team.cfg
     while True:
         passed = sum(t.reward > K for t in group)
         missing = min(cfg.keep - passed, cfg.max_attempts - len(group))
@@ -521,26 +507,25 @@ async def attempts(team, question, first, K, seed):
         group += await asyncio.gather(*(plan(team, question, name, seed) for name in names))
 
 
-def sample(team, questions, step, K, rises=True):
-    """([[attempt]] per question, K of this iteration). rises: K follows the mean reward of the first attempts
-    alone, since further ones go to questions that are hard."""
+def sample(team, questions, step, K, raise_K=True):
+    """(a group of attempts per question, K of this iteration). raise_K: before further attempts are made, the
+    mean reward of the first ones raises K; of these alone, since further ones go to hard questions."""
     seeds = question_seeds(questions, team.cfg.seed, step)
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
-    if rises:
+    if raise_K:
         mean_reward = sum(t.reward for t in first) / len(first)
         K = next_threshold(K, mean_reward)
     begun = zip(questions, first, seeds, strict=True)
-    groups = team.run(attempts(team, q, t, K, seed) for q, t, seed in begun)
-    return groups, K
+    return team.run(until_enough(team, q, t, K, seed) for q, t, seed in begun), K
 
 
 # The stages that train in iterations. All start from the warm-up (or from --checkpoint, or --warmup-data).
 #
 #   stage     attempts per question        learned from                            loss
-#   mygo      until m of them pass K       at most m, r > K; K rises               Eq 6
-#   offline   until m of them pass K, by   at most m, r > K = --offline-threshold  Eq 6
+#   mygo      until m of them pass K       those with r > K; K rises               Eq 6
+#   offline   until m of them pass K, by   those with r > K = --offline-threshold  Eq 6
 #             the frozen warm-up (App. F)
-#   fixed     until m of them pass K       at most m, r > K = --threshold          Eq 6
+#   fixed     until m of them pass K       those with r > K = --threshold          Eq 6
 #   star      group_size                   at most m, r = 1                        Eq 6
 #   raft      group_size                   at most m of those with the highest r,  Eq 6
 #                                          if it is above 0
@@ -548,117 +533,110 @@ def sample(team, questions, step, K, rises=True):
 #   grpo      group_size                   all, unless all rewards are equal       clipped ratio, KL (Eq 4),
 #                                                                                  group advantages
 BASELINES = ("grpo", "star", "raft", "raft++")
-WITH_RATIO = ("grpo", "raft++")  # in their loss
+WITH_RATIO = ("grpo", "raft++")  # whose loss has a ratio
 LEARNING = ("mygo", "offline", "fixed", *BASELINES)
 
 
-def select(group, K, keep):
-    """The attempts at one question to learn from: those that pass K, at most `keep` (D.2). Baselines have
-    rules of their own."""
-    return [t for t in group if t.reward > K][:keep]
+def select(group, K):
+    """The attempts of a group to learn from (D.2): at most m, since until_enough ends with the m-th."""
+    return [t for t in group if t.reward > K]
 
 
 # ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what the agent said. The paper divides by |D| conversations, ours by
-    num_tokens, the sampled tokens of the whole mini-batch on all ranks (as LLaMA-Factory). logprobs,
-    response_mask (B, T): sampled tokens, no observations."""
+    """Eq 6: minus the log-likelihood of what was sampled. num_tokens: sampled tokens of the mini-batch, of
+    which this may be a part (as LLaMA-Factory; the paper divides by |D| conversations). logprobs,
+    response_mask: (B, T), mask 0 = prompt, observation or padding."""
     return -torch.where(response_mask.bool(), logprobs, 0.0).sum() / num_tokens
 
 
 # ---------------------------------------------------------------- update
 
 def mini_batches(groups, size):
-    """Lists of at most `size` trajectories, in order; a question's stay together, since they share their
-    prompt, even where they are more."""
-    parts = [[]]
+    """Lists of at most `size` attempts, in order. Attempts at one question share its prompt, so a group is
+    never split: one of more than `size` is a mini-batch by itself."""
+    batches = [[]]
     for group in groups:
-        if parts[-1] and len(parts[-1]) + len(group) > size:
-            parts.append([])
-        parts[-1] += group
-    return [part for part in parts if part]
+        if batches[-1] and len(batches[-1]) + len(group) > size:
+            batches.append([])
+        batches[-1] += group
+    return [batch for batch in batches if batch]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # what a step's row may hold
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # what a step logs, and words for each number
 
 
 def train(run, stage, policy, sampler, reference, place):
-    """MyGO: sample until enough attempts pass K, select them, maximise their likelihood, once per iteration.
-    The other stages of LEARNING differ where they are named.
+    """MyGO, an iteration per step: sample until enough attempts pass K, select them, maximise their
+    likelihood. Other stages of LEARNING branch off where `stage` is tested.
 
-    sampler: the policy itself, or for offline MyGO the warmed-up one, which stays as it is. reference: the
-    weights of GRPO's KL term. Every rank has all trajectories, and makes batches of its part."""
+    sampler: the policy itself, or, of offline MyGO, the frozen warm-up. reference: the frozen model of GRPO's
+    KL term, or None. Of several ranks each has all attempts, and learns from its share of them."""
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (ours, LLaMA-Factory)
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
-    threshold = cfg.offline_threshold if stage == "offline" else cfg.threshold
-    state = {"tokens": 0, "K": threshold}  # kept in checkpoints, and read back from them on --resume
+    first_K = cfg.offline_threshold if stage == "offline" else cfg.threshold
+    state = {"tokens": 0, "K": first_K}  # checkpoints keep it; --resume restores it
 
     def completed(step):
-        """Fraction of training completed after a step: by iterations or by tokens, whichever is further."""
+        """How much of the training is done after a step, which ends at 1: by iterations or by tokens."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # Steps run until completed() reaches 1. After each body, also after `continue`, run.steps logs, warns if
-    # hardly any attempt was chosen (GUARD), evaluates and saves.
+    # Behind each body, also behind `continue`, run.steps logs the row, evaluates, saves, and warns if hardly
+    # any attempt was chosen (GUARD)
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, order)
-        # where on the cosine this iteration begins: before its tokens are added to state
-        before = completed(step - 1)
-
-        with run.sampling(sampler, row):  # with the weights of now: nothing is sampled ahead (D.2)
-            if stage in BASELINES:  # see "baselines" below
+        # the next questions; epochs follow one another, each shuffled anew
+        seed = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, seed)
+        with run.sampling(sampler, row):  # the engine gets the sampler's weights, row the seconds
+            if stage in BASELINES:
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
-                # 1. sample (D.1): first attempts set K, further ones go where too few of them passed
-                groups, state["K"] = sample(team, questions, step, state["K"], rises=stage == "mygo")
-                # 2. select (D.2): at most m per question; the others are thrown away
-                selected = [select(group, state["K"], cfg.keep) for group in groups]
-        # rejected attempts count too: methods are compared at equal numbers of sampled tokens
+                # 1. sample (D.1): first attempts raise K, further ones follow where too few pass it
+                groups, state["K"] = sample(team, questions, step, state["K"], raise_K=stage == "mygo")
+                # 2. select (D.2): those that pass, at most m per question; the others are thrown away
+                selected = [select(group, state["K"]) for group in groups]
+        cosine_from = completed(step - 1)  # before the tokens of this iteration are counted
+        # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        # for the log, the page and LLaMA-Factory (which could not use what GRPO learns to avoid)
-        row |= records.of_step(step, stage, state, questions, groups, selected, conversations)
-        row |= rollout.search_repairs(place.retriever)
-        if stage != "grpo":
+        # metrics, and a sample for the page
+        row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
+        if stage != "grpo":  # LLaMA-Factory gets what is learned; GRPO also learns what to avoid
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
-        # 3. update (Eq 6), once per mini-batch, on planners and workers alike
-        rise = training.rise(step, cfg.lr_warmup, cfg.steps)  # a factor of the rate, 1 without --lr-warmup
-        if stage in WITH_RATIO:  # GRPO and RAFT++ alone, by a loss of their own
-            row |= ratio_update(model, reference, optimizer, selected, cfg, rise)
+        # 3. update (Eq 6), once per mini-batch. If no attempt passed there is none, and the iteration counts
+        lr_factor = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 without --lr-warmup
+        if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
+            row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
             continue
-        parts = mini_batches(selected, cfg.mini_batch)
-        rates = []
-        for number in range(len(parts)):
-            # of one cosine over all iterations (ours), 0 to 1; a token budget moves it on between iterations
-            fraction = before + number / len(parts) / cfg.steps
-            rates.append(rise * training.cosine_lr(fraction, 1, cfg.lr, cfg.lr_final))
-        row |= likelihood_epoch(model, optimizer, parts, rates, cfg)
+        batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
+        for number, batch in enumerate(batches):
+            # one cosine over all iterations (ours), from 0 to 1
+            cosine_at = cosine_from + number / len(batches) / cfg.steps
+            lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
+            update(model, optimizer, batch, lr, cfg, meter)
+        row |= records.update_metrics(meter, optimizer)
 
 
-def likelihood_epoch(model, optimizer, parts, rates, cfg):
-    """An update by Eq 6 for each mini-batch of trajectories, at its learning rate, on planners and workers,
-    failed ones too. Returns the means for the step's row."""
-    meter = training.Meter()
-    for part, rate in zip(parts, rates, strict=True):
-        training.set_lr(optimizer, rate)
-        learned = [c for t in part for c in conversations(t)]
-        # sampled tokens of the whole mini-batch on all ranks; prompts and observations have mask 0
-        num_tokens = sum(c.sampled_tokens for c in learned)
-        # passes of --micro-tokens, for memory alone: gradients add up. Of several ranks, this one's
-        for b in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):
-            logprobs = models.token_logprobs(model, b, cfg.temperature)    # (B, T), at sampling's temperature
-            loss = mle_loss(logprobs, b.response_mask, num_tokens)
-            (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
-            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-        norm = training.clip_gradient(model)
-        if meter.end_update(norm):  # else loss or gradient is not a number: no update
-            optimizer.step()
-        optimizer.zero_grad()
-    return records.update_metrics(meter, optimizer)
+def update(model, optimizer, attempts, lr, cfg, meter):
+    """One update by Eq 6 on a mini-batch, planners and workers alike. meter: adds up the step's updates."""
+    training.set_lr(optimizer, lr)
+    learned = [c for t in attempts for c in conversations(t)]
+    # The denominator: what planners and workers sampled in the whole mini-batch, on all ranks. Gradients of
+    # micro-batches (of --micro-tokens, to save memory) and of ranks are summed, never averaged
+    num_tokens = sum(c.sampled_tokens for c in learned)
+    for micro in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):
+        logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T), at sampling's temperature
+        loss = mle_loss(logprobs, micro.response_mask, num_tokens)
+        (loss * micro.weight).backward()  # weight 0: a filler, where another rank has more micro-batches
+        meter.add(loss, {"tokens": int(micro.response_mask.sum())}, micro.weight)
+    norm = training.clip_gradient(model)
+    if meter.end_update(norm):  # else loss or gradient is not a number: no update
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 # ---------------------------------------------------------------- warm-up (sec. 4.2, D.3)
@@ -666,19 +644,16 @@ def likelihood_epoch(model, optimizer, parts, rates, cfg):
 def warm_up(run, policy, place):
     """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
-    folder.rewind(-1)  # a warm-up interrupted earlier is discarded and restarted
+    folder.rewind(-1)  # an interrupted warm-up begins anew: its lines are dropped
     team = Team(policy, place, cfg, cfg.temperature)
-    order = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
-    questions = list(itertools.islice(order, 10 * cfg.sft_trajectories))  # no more are tried (ours)
-    right, tokens, tried, seconds = [], 0, 0, {}
-    with run.sampling(policy, seconds):
+    shuffled = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
+    questions = list(itertools.islice(shuffled, 10 * cfg.sft_trajectories))  # no more are tried (ours)
+    right, tokens, tried, times = [], 0, 0, {}
+    with run.sampling(policy, times):
         while len(right) < cfg.sft_trajectories and tried < len(questions):
             batch = questions[tried:tried + cfg.questions_per_step]
-            agents = []
-            for q in batch:
-                seed = stable_seed(cfg.seed, "warm-up", tried + len(agents), q.id)
-                agents.append(plan(team, q, "warm-up", seed))
-            sampled = team.run(agents)
+            seeds = [stable_seed(cfg.seed, "warm-up", tried + i, q.id) for i, q in enumerate(batch)]
+            sampled = team.run(plan(team, q, "warm-up", seed) for q, seed in zip(batch, seeds, strict=True))
             tried += len(batch)
             tokens += sum(t.info.tokens for t in sampled)
             right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
@@ -690,29 +665,29 @@ def warm_up(run, policy, place):
     if len(right) < cfg.sft_trajectories:
         warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
-    folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | seconds)
-    learned = [t for t, _ in right[:cfg.sft_trajectories]]
-    for t in learned:  # learned under prompts without the example (D.3)
+    folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | times)
+    chosen = [t for t, _ in right[:cfg.sft_trajectories]]
+    for t in chosen:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, learned, step=0)  # before the first epoch; the page begins with step 1
+    write_sharegpt(folder, chosen, step=0)  # they stand before the first epoch; the page begins with step 1
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
-    sft(cfg, folder, policy.model, optimizer, learned)
-    run.save(policy, optimizer, step=cfg.sft_epochs, state={"tokens": tokens, "K": cfg.threshold})
+    sft(cfg, folder, policy.model, optimizer, chosen)
+    run.save(policy, optimizer, step=cfg.sft_epochs, state={})
 
 
-def sft(cfg, folder, model, optimizer, trajectories):
-    """sft_epochs over the trajectories by Eq 6, each update as in train; a cosine over all of them."""
+def sft(cfg, folder, model, optimizer, attempts):
+    """sft_epochs over the attempts by Eq 6, with train's update and one cosine over all epochs."""
     for epoch in range(cfg.sft_epochs):
         rng = random.Random(stable_seed(cfg.seed, "sft", epoch))
-        order = rng.sample(trajectories, len(trajectories))
-        parts = mini_batches([[t] for t in order], cfg.mini_batch)
-        rates = []
-        for number in range(len(parts)):
-            fraction = (epoch + number / len(parts)) / cfg.sft_epochs
-            rates.append(training.cosine_lr(fraction, 1, cfg.sft_lr, cfg.sft_lr_final))
-        row = {"step": epoch + 1} | likelihood_epoch(model, optimizer, parts, rates, cfg)
+        shuffled = rng.sample(attempts, len(attempts))
+        batches, meter = mini_batches([[t] for t in shuffled], cfg.mini_batch), training.Meter()
+        for number, batch in enumerate(batches):
+            cosine_at = (epoch + number / len(batches)) / cfg.sft_epochs
+            lr = training.cosine_lr(cosine_at, 1, cfg.sft_lr, cfg.sft_lr_final)
+            update(model, optimizer, batch, lr, cfg, meter)
+        row = {"step": epoch + 1} | records.update_metrics(meter, optimizer)
         loss = row.get("train/loss", math.nan)
         say(f"warm-up | epoch {epoch + 1}/{cfg.sft_epochs} | loss {loss:.4f} | "
             f"{row['train/updates']} updates")
@@ -722,9 +697,10 @@ def sft(cfg, folder, model, optimizer, trajectories):
 # ---------------------------------------------------------------- evaluate
 
 def agent_in(place):
-    """A team in one place, as evaluations, --collect and --ask need it (common/agent.py)."""
+    """What evaluations, --collect and --ask need of this script (common/agent.py): a question's prompt, an
+    attempt at it, and rows for --collect."""
     def prompt(tokenizer, question, cfg):
-        _, request = opening(place, question, cfg)
+        _, request = first_request(place, question, cfg)
         return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
 
     def play(player, question, name):
@@ -734,10 +710,10 @@ def agent_in(place):
 
 
 def evaluate(policy, place, cfg, progress):
-    """One trajectory per question. Returns (rows, summary)."""
+    """One attempt per question. Returns (rows, summary)."""
     rows, summary = agent_in(place).evaluate(
         policy, place, cfg, progress, records.prediction, ("em", "f1", "searches", "tokens", "rounds"))
-    return rows, summary | {"faults": records.faults_of(row["faults"] for row in rows)}
+    return rows, summary | {"faults": records.sum_of_faults(row["faults"] for row in rows)}
 
 
 # ---------------------------------------------------------------- main
@@ -751,13 +727,15 @@ def main(argv=None):
     envs, stages = cfg.envs.split(","), [cfg.stage]
     if cfg.stage == "all":
         stages = ["few-shot", "warm-up", "mygo"]
+    todo = []
     free = ["stage", "envs", "token_budget"]  # --resume may change these flags
-    todo = []  # opened first: a run that cannot go on is refused before data are read
+    # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
         saves = stage in LEARNING
         if stage == "warm-up":
             saves = "once"  # at its end
-        todo.append((Run(cfg, "mygo_mujica", METRICS, f"{env}-{stage}", free, saves), env, stage))
+        run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
+        todo.append((run, env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing
     split, evals = load_splits(cfg)
@@ -769,41 +747,40 @@ def main(argv=None):
 
 
 def run_stage(run, env, stage, split, evals):
-    """Trains and evaluates one stage in one environment, or only evaluates. --resume skips a complete one."""
-    cfg, steps = run.cfg, 0
-    if stage in LEARNING and not records.budget_is_spent(run.folder, cfg.token_budget):
-        steps = cfg.steps
-    if run.folder.is_done(steps, evals):  # a resumed run that has made as many, and its evaluations
+    """Trains and evaluates one stage in one environment, or only evaluates it."""
+    cfg = run.cfg
+    steps = cfg.steps if stage in LEARNING else 0
+    if records.budget_is_spent(run.folder, cfg.token_budget):
+        steps = 0
+    if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
-    few_shot = stage == "few-shot"
-    evals = [Place(**vars(e), env=env, few_shot=few_shot) for e in evals]
+    evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
         source = warmed_up(cfg, source, evals[0])
     trains = stage in ("warm-up", *LEARNING)
     has_reference = stage == "grpo" and cfg.kl_coef > 0
-    frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
-    policy = run.policy(run.folder.start or source, trains, frozen)
+    num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
+    # folder.start: the checkpoint that --resume goes on from; None at the beginning
+    policy = run.policy(run.folder.start or source, trains, frozen=num_frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
     if has_reference:
+        # lora=0: a model of its own, since the weights below --lora's adapters are those before the warm-up
         reference = models.load_reference(policy.model, source, lora=0)
-    evals = [within_limit(e, policy, cfg) for e in evals]
+    evals = [agent_in(e).within_limit(policy, [e], cfg)[0] for e in evals]  # --max-prompt
     if trains:
-        place = within_limit(Place(**vars(split), env=env, few_shot=stage == "warm-up"), policy, cfg)
+        place = Place(**vars(split), env=env, few_shot=stage == "warm-up")
+        [place] = agent_in(place).within_limit(policy, [place], cfg)
 
     with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate):
-        if stage == "warm-up" and not run.folder.start:  # it saves at its end alone
+        # a warm-up saves at its end alone: one that has a checkpoint is over
+        if stage == "warm-up" and not run.folder.start:
             warm_up(run, policy, place)
         if stage in LEARNING:
             train(run, stage, policy, sampler, reference, place)
-        run.evaluate(initial=few_shot)  # initial: says so if there is nothing to learn from
-
-
-def within_limit(place, policy, cfg):
-    """The place with the questions whose prompts --max-prompt allows."""
-    return agent_in(place).within_limit(policy, [place], cfg)[0]
+        run.evaluate(initial=stage == "few-shot")  # initial: warns if hardly any attempt has the format
 
 
 def ask(cfg):
@@ -821,16 +798,17 @@ def ask(cfg):
 
 
 def start_weights(cfg, env, stage):
-    """What a stage starts from: the given checkpoint, the run's warm-up, or the model."""
-    named = cfg.warmup_data or cfg.checkpoint and cfg.stage != "all"  # (all warms the checkpoint up first)
-    if stage in LEARNING and not named:
-        return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", stage)
+    """What a stage starts from. One of LEARNING: the run's own warm-up in this environment, unless another
+    start is given. Any other: --checkpoint, or the model."""
+    given = cfg.warmup_data or cfg.checkpoint and cfg.stage != "all"  # (all warms the checkpoint up first)
+    if stage in LEARNING and not given:
+        return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: a service
     return checkpoint.find(source) or source
 
 
 def frozen_sampler(cfg, source, policy):
-    """A policy with an engine and weights of its own."""
+    """The sampler of offline MyGO: an engine of its own, and weights that are not trained."""
     model = models.load_model(source, frozen=True, precision=cfg.precision)
     model.vocabulary = policy.model.vocabulary  # ids that may be sampled
     return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
@@ -839,11 +817,9 @@ def frozen_sampler(cfg, source, policy):
 def load_splits(cfg):
     """(training split or None, evaluation splits), with the graph where one is searched (sec. 4.1)."""
     if cfg.data != "world":
-        return places.load_splits(cfg, PAPER_EVAL, topic_entities)
-    from common.world import hard
+        return places.load_splits(cfg, PAPER_EVAL)
     from common.world import splits as of_world
-    return of_world.load_apart(cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale,
-                               hard.parse(cfg.world), kg.KnowledgeGraph.from_triples)
+    return of_world.load_apart(cfg, kg.KnowledgeGraph.from_triples)
 
 
 def parse_args(argv=None):
@@ -852,14 +828,14 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Fills in dependent fields, so that config.json records what ran; refuses settings that cannot run."""
+    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
     return places.resolve(cfg, LEARNING, WITH_RATIO)
 
 
 # ---------------------------------------------------------------- baselines: STaR, RAFT, RAFT++, GRPO
 
 def baseline_groups(team, questions, stage, step):
-    """([[attempt]], group_size of them per question; [[attempt]] that the stage learns from)"""
+    """(a group of group_size attempts per question; of each group those that the stage learns from)"""
     async def group_of(question, seed):
         names = [f"attempt{k}" for k in range(team.cfg.group_size)]
         return await asyncio.gather(*(plan(team, question, name, seed) for name in names))
@@ -874,7 +850,7 @@ def baseline_groups(team, questions, stage, step):
 
 
 def baseline_choice(group, stage, keep):
-    """The trajectories of one question that a baseline learns from, by the table of stages."""
+    """The attempts at one question that a baseline learns from, by the table of stages."""
     rewards = [t.reward for t in group]
     if stage == "grpo":
         return group if training.has_spread(rewards) else []  # else all advantages are 0
@@ -883,8 +859,7 @@ def baseline_choice(group, stage, keep):
 
 
 def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share their trajectory's advantage (ours; sec. 3.2 defines A(tau)).
-    RAFT++: 1."""
+    """GRPO: planner and workers share the attempt's advantage (ours; sec. 3.2 defines A(tau)). RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
         advantages = training.group_advantages([t.reward for t in group])
@@ -893,36 +868,36 @@ def assign_advantages(group, stage="grpo"):
             c.advantages = [advantage] * len(c.turns)
 
 
-def agent_grpo_loss(logprobs, batch, cfg, num_trajectories):
-    """Eq 4, with two changes: a ratio per token, not per turn, and a mean over a trajectory's tokens, those
-    of its planner and workers. num_trajectories: of the mini-batch, on all ranks. Without a reference
-    (RAFT++) there is no KL term."""
-    weights = [[1 / (num_trajectories * c.info.tokens)] for c in batch.trajectories]
+def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
+    """Eq 4, with two changes: a ratio per token, not per turn, and a mean over an attempt's tokens, those of
+    its planner and workers. num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there
+    is no KL term."""
+    weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # unchanged by default
-    return training.grpo_loss(logprobs, batch.old_logprobs, advantages, batch.response_mask, weights,
-                              cfg.clip, cfg.clip, kl_coef, batch.ref_logprobs)
+    return training.grpo_loss(
+        logprobs, batch.old_logprobs, advantages, batch.response_mask, weights, clip_low=cfg.clip,
+        clip_high=cfg.clip, kl_coef=kl_coef, ref_logprobs=batch.ref_logprobs)
 
 
-def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
-    """One epoch over [[trajectories] of a question] that have their advantages. Returns the step's means.
-    rise: a factor of the learning rate."""
-    parts, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
+def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
+    """One epoch over groups of attempts that have their advantages. Returns the means for the step's row."""
+    batches, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
     with timed(row, "time/old_logprobs"):
-        for part in parts:  # all old log-probs before the first update, by the trainer, not the engine
-            learned = [c for t in part for c in conversations(t)]
+        for batch in batches:  # all old log-probs before the first update, by the trainer, not the engine
+            learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
                 model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
-    everything = [b for batches in prepared for b in batches]
-    meter = training.Meter(everything, cfg.sampler_correction)
-    for part, batches in zip(parts, prepared, strict=True):
-        training.set_lr(optimizer, rise * cfg.grpo_lr)
-        for b in batches:
-            logprobs = models.token_logprobs(model, b, cfg.temperature)  # (B, T)
-            loss, stats = agent_grpo_loss(logprobs, b, cfg, len(part))
-            (loss * b.weight).backward()
-            meter.add(loss, stats, b.weight)
+    every_micro = [micro for parts in prepared for micro in parts]
+    meter = training.Meter(every_micro, cfg.sampler_correction)  # given them, it logs sampler against trainer
+    for batch, parts in zip(batches, prepared, strict=True):
+        training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
+        for micro in parts:
+            logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T)
+            loss, stats = agent_grpo_loss(logprobs, micro, cfg, len(batch))
+            (loss * micro.weight).backward()
+            meter.add(loss, stats, micro.weight)
         norm = training.clip_gradient(model)
         if meter.end_update(norm):
             optimizer.step()
@@ -934,10 +909,10 @@ def ratio_update(model, reference, optimizer, groups, cfg, rise=1.0):
 #
 # ---------------------------------------------------------------- conversations on file
 
-def write_sharegpt(folder, trajectories, step):
-    """sharegpt.jsonl: each planner's conversation and its workers', as LLaMA-Factory reads them."""
+def write_sharegpt(folder, attempts, step):
+    """sharegpt.jsonl: the conversations of attempts that are learned, as LLaMA-Factory reads them."""
     from common.warmup import sharegpt
-    learned = [c for t in trajectories for c in conversations(t)]
+    learned = [c for t in attempts for c in conversations(t)]
     folder.append("sharegpt.jsonl", rows_of(learned, step=step))
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
@@ -947,56 +922,36 @@ def rows_of(learned, **more):
     return [sharegpt.row(c, SYSTEM[c.info.who], c.info.request, **more) for c in learned]
 
 
-def collected_rows(trajectory, question):
+def collected_rows(attempt, question):
     """The rows of --collect. A worker that was cut off is left out."""
-    whole = [c for c in conversations(trajectory) if c.turns[-1].stop_reason != "length"]
+    whole = [c for c in conversations(attempt) if c.turns[-1].stop_reason != "length"]
     return rows_of(whole, script="mygo_mujica", question=question.question)
 
 
-# ---------------------------------------------------------------- demonstrations, spoken by plan() and work()
-
-@dataclass
-class Written(Team):
-    """A team that says written lines where others sample (common/of_mygo/written.py)."""
-    planner: object = None
-    worker: object = None
-
-    async def say(self, info, prompt_ids, turns, seed):
-        if isinstance(info, Report):
-            parts = self.worker(info)
-        else:
-            parts = self.planner(len(turns), info.entities)
-        end = f" {self.policy.tokenizer.eos_token}"
-        text, ids = chat.encode(self.policy.tokenizer, *parts, end)
-        return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
-
+# ---------------------------------------------------------------- demonstrations (common/of_mygo/written.py)
 
 def demonstration(tokenizer, question, demo, place, cfg):
-    """[planner, worker, …], the conversations of a demonstration: of the embedded world, whose steps are
-    known, or of a real question. Turns and sub-questions have no limit."""
+    """The conversations of a demonstration: plan() and work() play it, written lines replace the model."""
     from common.of_mygo import written
     from common.warmup import scripted
-
-    def clean(text):
-        return harmless(text, cfg.max_words)
-    planner, worker = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
+    clean = partial(harmless, max_words=cfg.max_words)
     unlimited = replace(cfg, max_rounds=99, max_parallel=99)
 
     def agent(policy, search):
-        team = Written(policy, place, unlimited, 0.0, search, planner, worker)
+        team = Team(policy, place, unlimited, 0.0, search)
+        team.next_turn = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
         return plan(team, question, "written", 0)
-    no_lines = []  # the team brings its own
-    return conversations(scripted.play(tokenizer, no_lines, place.retriever, agent))
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
 
 
 def warmed_up(cfg, source, place):
-    """Folder of `source` after --warmup-data, whose demonstrations read what the place has."""
+    """Folder of the weights `source` after they learned --warmup-data. place: what demonstrations search."""
     from common.of_mygo import written
     return written.warmed_up(cfg, source, place, demonstration)
 
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that both environments of the embedded world start from."""
+    """Folder of the embedded world's policy of half a million weights, which knows text and graph."""
     from common.of_mygo import written
     return written.tiny_policy(cfg, demonstration, Place, NOTHING)
 
@@ -1051,7 +1006,7 @@ Use template:
 <select> [X][Y] </select>
 <sentence> Full sentence answer </sentence>"""}
 
-# one conversation each, user and assistant in turn, for the few-shot model
+# one conversation each, user and assistant in turn, for few-shot prompts
 SHOTS = {
     ("text", "planner"): ["Question: Who succeeded the first President of Namibia?", """<think>
 The question asks about the person who succeeded the first President of Namibia.

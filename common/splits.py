@@ -23,10 +23,8 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
     corpus pooled from contexts is that of all the sets loaded here, so an evaluation on --eval-data alone
     searches a smaller one than a run that also trains."""
     if cfg.data == "world":
-        from common.world import hard
         from common.world import splits as of_world
-        return of_world.load(
-            cfg.eval_data, cfg.limit, cfg.eval_limit, cfg.retriever, cfg.world_scale, hard.parse(cfg.world))
+        return of_world.load(cfg)
     live = live or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, live)
     evaluated = frozenset()

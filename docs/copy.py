@@ -55,7 +55,7 @@ PIECES = {
          {"common/rollout.py": "Turn Outcome Trajectory question_seeds stable_seed"}),
         ("mygo.py", "", {
             "docs/copies/mygo_own.py": "*",
-            "mygo_mujica.py": "next_threshold attempts sample select mini_batches mle_loss",
+            "mygo_mujica.py": "next_threshold until_enough sample select mini_batches mle_loss",
         }),
     ],
     "askit": [

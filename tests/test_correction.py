@@ -106,7 +106,7 @@ def groups(model, lag):
     made = []
     for reward, turns in ((1.0, [[5, 6, 7], [8, 9, 5]]), (0.0, [[9, 8, 6], [5, 5, 7]])):
         turns = [rollout.Turn(ids, [0.0] * len(ids), "", "", [4]) for ids in turns]
-        info = mygo_mujica.Attempt(em=reward, tokens=6)
+        info = mygo_mujica.PlannerInfo(em=reward, tokens=6)
         made.append(rollout.Trajectory("q", [3, 4], turns, reward, info=info))
     batch = rollout.collate(made)
     with torch.no_grad():

@@ -303,7 +303,7 @@ def test_the_page_tells_the_threshold_and_what_passed_it():
     made = [[Trajectory("q", [0], [], r) for r in rewards] for rewards in ((.2, .9), (.6, .3))]
     for group in made:
         for t in group:
-            t.info = m.Attempt()
+            t.info = m.PlannerInfo()
     risen = "K = 0.700 = (mean r of the first attempts 0.400 + r_sup 1) / 2 = 0.700"
     before = records.threshold_in_words(made, .8)
     assert before.startswith("K = 0.800 stays from before, since ")
@@ -374,7 +374,7 @@ def fake_plan(reward_of, log):
         await asyncio.sleep(0)
         turn = Turn([1, 2], [-0.1, -0.1], "eos", "x")
         reward = reward_of[question.id][int(attempt.removeprefix("attempt"))]
-        info = m.Attempt(em=float(reward == 1), workers=[[]], tokens=2)
+        info = m.PlannerInfo(em=float(reward == 1), workers=[[]], tokens=2)
         return Trajectory(question.id, [1], [turn], reward, info=info)
 
     return plan
@@ -386,8 +386,8 @@ def sampled(monkeypatch, rewards, stage="mygo", K=0.5):
     monkeypatch.setattr(m, "plan", fake_plan(rewards, log))
     questions = [data.Question(q, "?", ["a"]) for q in rewards]
     team = m.Team(Policy(None, None, Scripted(None, [])), place(), config(), 1.0)
-    made, K = m.sample(team, questions, 1, K, rises=stage == "mygo")
-    return [len(g) for g in made], K, [[t.reward for t in m.select(g, K, 3)] for g in made], log
+    made, K = m.sample(team, questions, 1, K, raise_K=stage == "mygo")
+    return [len(g) for g in made], K, [[t.reward for t in m.select(g, K)] for g in made], log
 
 
 def test_multiple_attempts_stop_at_three_or_at_sixteen(monkeypatch):
@@ -433,7 +433,7 @@ def test_grpo_of_single_sequences_is_the_other_scripts():
     old, ref = -torch.rand(3, 7, dtype=torch.float64), -torch.rand(3, 7, dtype=torch.float64)
     new = (old + 0.3 * torch.randn(3, 7, dtype=torch.float64)).requires_grad_()
     advantages = torch.randn(3, 1, dtype=torch.float64) * mask
-    alone = [Trajectory("q", [], [], info=m.Attempt(tokens=int(tokens))) for tokens in mask.sum(1)]
+    alone = [Trajectory("q", [], [], info=m.PlannerInfo(tokens=int(tokens))) for tokens in mask.sum(1)]
     batch = SimpleNamespace(
         trajectories=alone, old_logprobs=old, ref_logprobs=ref, advantages=advantages, response_mask=mask)
     ours, stats = m.agent_grpo_loss(new, batch, config(clip=0.2, kl_coef=0.01), 3)
@@ -494,7 +494,7 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     monkeypatch.setattr(training, "clip_gradient", partial(training.clip_gradient, max_norm=grad_clip))
     model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
     model.vocabulary = len(tokenizer)
-    monkeypatch.setattr(m, "sample", lambda team, questions, step, K, rises: ([made[:1], made[1:]], K))
+    monkeypatch.setattr(m, "sample", lambda team, questions, step, K, raise_K: ([made[:1], made[1:]], K))
     monkeypatch.setattr(records, "of_step", lambda *_: {})
     monkeypatch.setattr(m, "write_sharegpt", lambda *_: None)
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: torch.optim.SGD(model.parameters(), 1.0))
@@ -531,7 +531,7 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
 def test_the_warm_up_keeps_exact_matches_and_one_cosine_runs_over_its_epochs(tokenizer, monkeypatch):
     async def right_words_in_another_order(team, question, name, seed):
         t = Trajectory(question.id, [1], [Turn([1, 2], [-.1, -.1], "eos", "x")], 1.0)
-        t.info = m.Attempt("Cole Cora", em=0.0, f1=1.0, workers=[[]], tokens=2)
+        t.info = m.PlannerInfo("Cole Cora", em=0.0, f1=1.0, workers=[[]], tokens=2)
         return t
 
     monkeypatch.setattr(m, "plan", right_words_in_another_order)
@@ -565,7 +565,7 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, monke
     m.assign_advantages(group, "grpo")
     monkeypatch.setattr(m, "sample", lambda *a, **k: ([group], .5))
     monkeypatch.setattr(m, "baseline_groups", lambda *a: ([group], [group]))
-    monkeypatch.setattr(m, "select", lambda group, K, keep: group)
+    monkeypatch.setattr(m, "select", lambda group, K: group)
     monkeypatch.setattr(records, "of_step", lambda *_: {})
     monkeypatch.setattr(m, "write_sharegpt", lambda *_, **__: None)
     rates = []

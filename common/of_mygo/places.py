@@ -2,18 +2,18 @@
 cfg is mygo_mujica.Config."""
 
 import random
+import unicodedata
 from dataclasses import replace
 
-from common import data, flags, splits
+from common import data, flags, metrics, splits
 from common.files import warn
 from common.rollout import stable_seed
 
 WORLD_SETS = ("test", "dev", "other-relations")  # that --eval-data may name in the embedded world
 
 
-def load_splits(cfg, paper_eval, topic_entities):
-    """(training split or None, evaluation splits) of --data and --eval-data. topic_entities(question, graph):
-    the script's; says how many questions have none."""
+def load_splits(cfg, paper_eval):
+    """(training split or None, evaluation splits) of --data and --eval-data."""
     envs = cfg.envs.split(",")
     whole = replace(cfg, limit=0)
     split, evals = splits.load_splits(whole, paper_eval, "text" in envs, live=cfg.graph == "evidences")
@@ -35,6 +35,23 @@ def load_splits(cfg, paper_eval, topic_entities):
                 warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
                      "nothing can be searched for them")
     return split, evals
+
+
+def topic_entities(question, graph):
+    """The gold topic entities that a graph's planner starts from (sec. 4.1), as the graph spells them: those
+    of the question, [[name, alias, …]]; without any, the heads of its evidences that are no tails (ours)."""
+    named = question.entities
+    if not named:
+        tails = {plain_name(tail) for _, _, tail in question.evidences}
+        named = [[head] for head, _, _ in question.evidences if plain_name(head) not in tails]
+    in_graph = [[name for name in names if name and name in graph] for names in named]
+    return list(dict.fromkeys(names[0] for names in in_graph if names))
+
+
+def plain_name(name):
+    """A name without accents, case and punctuation: 2Wiki spells one entity in several ways."""
+    name = unicodedata.normalize("NFKD", name.replace("ł", "l").replace("Ł", "L"))  # (ł does not decompose)
+    return metrics.normalize_answer(name.encode("ascii", "ignore").decode())
 
 
 def resolve(cfg, learning, with_ratio):

@@ -28,21 +28,18 @@ METRICS = {
 }
 
 
-def of_step(step, stage, state, questions, groups, selected, conversations):
-    """What a step's row tells of what was sampled and chosen: means over its trajectories, faults counted, a
+def of_step(step, stage, state, questions, groups, selected, retriever):
+    """What a step's row tells of what was sampled and chosen: means over its attempts, faults counted, a
     question for the page. Rewards are those of the first attempts where further ones go to the questions that
-    need them. state: K of the iteration, tokens sampled so far. conversations(trajectory): the planner's and
-    its workers'."""
+    need them. state: K of the iteration, tokens sampled so far."""
     sampled = [t for group in groups for t in group]
-    turns = [turn for t in sampled for c in conversations(t) for turn in c.turns]
+    turns = [turn for t in sampled for c in (t, *workers_of(t)) for turn in c.turns]
     picked = [t for group in selected for t in group]
     tokens = sum(t.info.tokens for t in sampled)
     row = rollout.means(sampled)
     if stage in BY_THRESHOLD:
         first = rollout.means([group[0] for group in groups])
-        for key, value in first.items():
-            if key.startswith("reward/"):
-                row[key] = value
+        row |= {key: value for key, value in first.items() if key.startswith("reward/")}
         row["select/threshold"] = state["K"]
     if stage == "grpo":
         row["rollout/flat_groups"] = 1 - rollout.mean(map(bool, selected))
@@ -54,19 +51,29 @@ def of_step(step, stage, state, questions, groups, selected, conversations):
         "select/attempts": len(sampled),
         "select/trajectories": len(picked),
         "select/accepted": len(picked) / len(sampled),
-        "select/examples": sum(len(conversations(t)) for t in picked),
+        "select/examples": sum(1 + sum(bool(w.turns) for w in workers_of(t)) for t in picked),
         "sample": sample_record(questions, groups, selected, stage, state["K"], step),
     }
-    faults = faults_of(t.info.faults for t in sampled)
-    return row | {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
+    faults = sum_of_faults(t.info.faults for t in sampled)
+    row |= {f"faults/{name.replace(' ', '_')}": n for name, n in faults.items()}
+    return row | rollout.search_repairs(retriever)
 
 
-def faults_of(every):
-    """{what went wrong: how often}, of the faults of all trajectories."""
-    total = Counter()
-    for faults in every:
-        total.update(faults)
-    return dict(sorted(total.items()))
+def workers_of(attempt):
+    return [worker for layer in attempt.info.workers for worker in layer]
+
+
+def count_faults(info, faults):
+    """Adds to a planner's info.faults those of its last turn: of its text, of its calls, of its workers."""
+    *before, calls = info.calls
+    again = len(calls) - len(set(calls).difference(*before))  # in an earlier turn, or twice in this one
+    info.faults += faults + Counter({"asked again": again})
+    info.faults += Counter(f"worker: {w.info.problem}" for w in info.workers[-1] if w.info.problem)
+
+
+def sum_of_faults(every):
+    """{what went wrong: how often}, of the faults of all attempts."""
+    return dict(sorted(sum(every, Counter()).items()))
 
 
 def update_metrics(meter, optimizer):
@@ -92,8 +99,8 @@ def budget_is_spent(folder, tokens):
     rows = read_jsonl(folder.path / "metrics.jsonl")
     return bool(rows) and 0 < tokens <= (rows[-1].get("rollout/tokens_total") or 0)
 
-# ---------------------------------------------------------------- records
 
+# ---------------------------------------------------------------- records
 
 def worker_node(number, parent, worker, with_ids, advantage):
     """A worker as a node; one that had nothing to read sampled nothing."""
@@ -141,20 +148,16 @@ def why(trajectory, question, chosen_by):
         was = "chosen" if any(trajectory is c for c in chosen) else "not chosen"
         lines += [*rule, f"{passed(trajectory)}{was} to learn from"]
     if info.faults:
-        counted = [f"{name} {n}" for name, n in info.faults.items()]
-        lines.append("counted: " + ", ".join(counted))
+        lines.append("counted: " + ", ".join(f"{name} {n}" for name, n in info.faults.items()))
     return lines
 
 
 def prediction(trajectory, question):
     """A row of eval_<set>.json."""
-    read = []  # not what workers say of it
-    for reports in trajectory.info.workers:
-        for worker in reports:
-            read += worker.info.materials
-    gold_read = metrics.stands_in(question.answers, " ".join(read))
+    # what workers read, not what they say of it
+    read = " ".join(line for worker in workers_of(trajectory) for line in worker.info.materials)
     row = record.row(question, trajectory.info, "answer problem em f1 searches tokens faults")
-    row |= {"read": float(gold_read), "rounds": len(trajectory.turns)}
+    row |= {"read": float(metrics.stands_in(question.answers, read)), "rounds": len(trajectory.turns)}
     return row | group_record([trajectory], question)
 
 
@@ -170,23 +173,21 @@ def threshold_in_words(groups, K):
 
 def sample_record(questions, groups, selected, stage, K, step):
     """The iteration's first question with different rewards."""
-    rewards = [[t.reward for t in group] for group in groups]
-    i = record.first_with_spread(rewards)
+    i = record.first_with_spread([[t.reward for t in group] for group in groups])
     rule = []
     if stage == "mygo":
         rule.append(threshold_in_words(groups, K))
-
-    def passed(trajectory):
-        if stage not in BY_THRESHOLD:
-            return ""
-        if trajectory.reward > K:
-            return f"r = {trajectory.reward:.3f} > K = {K:.3f} passes, "
-        return f"r = {trajectory.reward:.3f} <= K = {K:.3f} does not pass, "
-
     if stage in BY_THRESHOLD:
         passing = [sum(t.reward > K for t in group) for group in groups]
         rule.append(f"{passing[i]} of {len(groups[i])} attempts of this question pass, of the iteration "
                     f"{sum(passing)} of {sum(map(len, groups))}")
+
+    def passed(trajectory):
+        if stage not in BY_THRESHOLD:
+            return ""
+        sign, said = ("> K", "passes") if trajectory.reward > K else ("<= K", "does not pass")
+        return f"r = {trajectory.reward:.3f} {sign} = {K:.3f} {said}, "
+
     chosen_by = rule, passed, selected[i]
     return group_record(groups[i], questions[i], chosen_by, step=step)
 

@@ -2,9 +2,8 @@
 questions from their gold evidence. The script's own agent plays them: its demonstration(tokenizer, question,
 demo, place, cfg) -> [planner, worker, …].
 
-What is said comes from two functions that return the parts of a turn, as chat.encode takes them:
-planner(number of the turn, entities that have labels) and worker(its Report). clean(text): the script's guard
-over foreign text."""
+What is said comes from planner(number of the turn, entities that have labels) and worker(its info), the parts
+of a turn as chat.encode takes them. clean(text): the script's guard over foreign text."""
 
 import random
 import re
@@ -12,6 +11,7 @@ from dataclasses import replace
 
 from common import chat, data, kg
 from common import model as models
+from common.rollout import Turn
 from common.warmup import demonstrations, warmup
 from common.world import spoken, tiny
 
@@ -41,10 +41,22 @@ def reporting(thought, select, sentence):
 
 
 def lines_of(tokenizer, question, demo, place, top_k, clean, nothing):
-    """(planner, worker) of a demonstration. nothing: the sentence of a worker that fails."""
+    """Team.next_turn of a team that says a demonstration. nothing: the sentence of a worker that fails."""
     if hasattr(demo, "steps"):  # of the embedded world, where all of them are known
-        return of_world(demo, place, clean, nothing)
-    return of_evidence(tokenizer, question, demo, place, top_k, clean)
+        planner, worker = of_world(demo, place, clean, nothing)
+    else:
+        planner, worker = of_evidence(tokenizer, question, demo, place, top_k, clean)
+
+    async def next_turn(conversation, seed):
+        info = conversation.info
+        if info.who[1] == "worker":
+            parts = worker(info)
+        else:
+            parts = planner(len(conversation.turns), info.entities)
+        end = f" {tokenizer.eos_token}"
+        text, ids = chat.encode(tokenizer, *parts, end)
+        return Turn(ids, [0.0] * len(ids), "eos", text.removesuffix(end))
+    return next_turn
 
 
 def of_world(demo, place, clean, nothing):
@@ -130,16 +142,12 @@ def of_evidence(tokenizer, question, demo, place, top_k, clean):
 
 def warmed_up(cfg, source, place, demonstration):
     """Trains `source` on --warmup-data; returns the folder of the result."""
-    def render(tokenizer, question, demo):
-        return demonstration(tokenizer, question, demo, place, cfg)
-
     def reward(learned, question):
         """The planner's; None where it took more turns or calls than there may be."""
-        planner, *_ = learned
-        layers = planner.info.workers
+        layers = learned[0].info.workers
         if len(layers) > cfg.max_rounds or max(map(len, layers)) > cfg.max_parallel:
             return None
-        return planner.reward
+        return learned[0].reward
 
     def prompt(tokenizer, row):
         request = chat.Foreign(row["conversations"][0]["value"])
@@ -149,9 +157,10 @@ def warmed_up(cfg, source, place, demonstration):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     examples = warmup.examples_of(
-        cfg.warmup_data, models.load_tokenizer(source), place.retriever, render, reward, reply, ends="all",
-        script="mygo_mujica", prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens,
-        skip_bad=cfg.skip_bad, evaluated=place.evaluated)
+        cfg.warmup_data, models.load_tokenizer(source), place.retriever,
+        lambda *given: demonstration(*given, place, cfg), reward, reply, ends="all", script="mygo_mujica",
+        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
+        evaluated=place.evaluated)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 

@@ -25,29 +25,24 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
     )
 
 
-def load(eval_data, limit, eval_limit, spec, size, level):
-    """(training split, evaluation splits). eval_data: their names with commas; limits: 0 = the usual."""
+def load(cfg):
+    """(training split, evaluation splits) of a run's flags."""
     def part(name, questions):
-        return world_split(name, size, questions, spec, level)
-    evals = [part(name, eval_limit or 400) for name in (eval_data or "test").split(",")]
-    return part("train", limit or 2000), evals
+        return world_split(name, cfg.world_scale, questions, cfg.retriever, hard.parse(cfg.world))
+    evals = [part(name, cfg.eval_limit or 400) for name in (cfg.eval_data or "test").split(",")]
+    return part("train", cfg.limit or 2000), evals
 
 
 # relations that no training question of mygo_mujica.py has; those that need one are out of its domain
 OTHER_RELATIONS = (
-    "author",
-    "publisher",
-    "employer",
-    "educated at",
-    "headquarters location",
-    "located in",
-)
+    "author", "publisher", "employer", "educated at", "headquarters location", "located in")
 
 
-def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
+def load_apart(cfg, graph_of):
     """The same apart by relations: training and evaluation never need one of OTHER_RELATIONS, the set
     "other-relations" always does."""
-    most = eval_limit or 400
+    level = hard.parse(cfg.world)
+    most = cfg.eval_limit or 400
     drawn = most * 4
     if level:  # whose questions are as long as they are few
         drawn = most * 2
@@ -56,15 +51,15 @@ def load_apart(eval_data, limit, eval_limit, spec, size, level, graph_of):
         return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
 
     def part(name, source, questions):
-        split = world_split(source, size, questions, spec, level, graph_of)
+        split = world_split(source, cfg.world_scale, questions, cfg.retriever, level, graph_of)
         split.name = name
         others = name == "other-relations"
         split.questions = [q for q in split.questions if needs_other(q) == others]
         return split
 
     evals = []
-    for name in (eval_data or "test").split(","):
+    for name in (cfg.eval_data or "test").split(","):
         source = "test" if name == "other-relations" else name
         evals.append(part(name, source, drawn))
         evals[-1].questions = evals[-1].questions[:most]
-    return part("train", "train", limit or 2000), evals
+    return part("train", "train", cfg.limit or 2000), evals
