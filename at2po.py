@@ -20,7 +20,7 @@ are divided by the population's std (authors' code); there is no KL term.
 
     python at2po.py                               the embedded world with its own clip, lr and tree
                                                   (recipes/world.toml): two CPU cores, two minutes
-    python at2po.py --loss grpo                   the GRPO baseline (chains, group 16), as many sampled tokens
+    python at2po.py --loss grpo                   the GRPO baseline: groups of 16 chains, same token budget
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --model Qwen/Qwen3-4B --data musique-dev             ReAct: no training
@@ -85,7 +85,7 @@ class Config(flags.PassageFlags):
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's value in the tree plus its value among the leaves that branched off its chain
+    # tree-grpo = the leaf's value, standardised over the tree, plus the same over the leaves of its chain
     # | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
@@ -102,8 +102,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; auto = what GRPO would sample: steps x questions x group_size x mean
-    # length, so far, of the chains that trees begin with; 0 = no limit
+    # sampled tokens that end training; 0 = no limit; auto = what GRPO would sample: steps x questions x
+    # group_size x mean tokens, so far, of the chains that trees begin with
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -187,7 +187,7 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # of its rollout, in its seed: chain3; chain3.0-2 branched off it
+    name: str = ""                          # in its seed: chain3; chain3.0-2 left it, round 0, choice 2
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
     regenerated: int = 0                    # siblings sampled so far (unused for the root)
@@ -217,9 +217,9 @@ async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
     player: policy, search, prompt_ids, cfg, seed, temperature (common/agent.py).
 
-    A turn without a query ends the trajectory (double quotes are taken out of a query first). After
-    max_searches searches the next query gets LIMIT_MESSAGE, and the one after it ends the trajectory. A
-    result that leaves no room for a token is dropped, and ends it as "length"."""
+    A turn without a query (its double quotes removed) ends the trajectory. After max_searches searches the
+    next query gets LIMIT_MESSAGE, and the one after it ends the trajectory. A result that leaves no room for
+    a token is dropped, and ends it as "length"."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     stop = (SEARCH[1],)
     if cfg.stop_at_answer:
@@ -282,7 +282,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         if node is root:
-            # ours: entropy 0, and regenerated = its children but one, so it is seldom chosen
+            # ours: entropy 0, and the penalty for each chain but the first: it is seldom chosen
             return -REGENERATION_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
 
@@ -311,8 +311,8 @@ async def grow_tree(play_from, cfg, seed):
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
-    """One tree per question, all grown at once. A tree expands when its own leaves are done (sec. 7); what it
-    samples does not depend on the others."""
+    """One tree per question, all grown at once: each rank grows its share, and gets all. A tree expands when
+    its own leaves are done (sec. 7); what it samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
 
     async def grow(question, seed):
@@ -486,8 +486,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # tokens that were not sampled get turn 0's number; the mask below drops them
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # adds 0 to the value and 1 to the derivative: a token's gradient is s_k A_k times its log-prob's (Eq 12).
-    # Summed over a turn this is the gradient of Eq 11
+    # adds 0 to the value and 1 to the derivative: token t gets the gradient s_k A_k grad log p_t (Eq 12).
+    # Eq 11 gives each token 1/|turn| of it, at each of the turn's |turn| tokens: the same sum
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()  # finite; a mean log-ratio above 10 has no gradient
 
@@ -524,7 +524,7 @@ def spread_sums(logprobs, batch):
 
 def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=None):
     """(loss, stats) of a micro-batch. The denominator is num_sequences of the whole mini-batch, all ranks
-    (DAPO and AEPO: num_tokens). distinct_sums: (D,), the summed log-prob of each distinct turn; None on a
+    (DAPO and AEPO: num_tokens). distinct_sums: (D,), a turn's summed log-prob, shared turns once; None on a
     CPU."""
     # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
@@ -537,8 +537,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=N
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
     if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # on a GPU the same number from a kernel: a turn that leaves share goes through backward once.
-        # batch.gather: the turns of each leaf; turn_ptr: where their tokens begin
+        # on a GPU a kernel gives the same loss, and a shared turn goes through backward once; stats stay.
+        # gather: where (b, t) is among the distinct tokens; turn_ptr: where a distinct turn begins there
         loss = turn_loss(
             distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -552,7 +552,7 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-METRICS = POLICY | trees.TREES  # of a step's row
+METRICS = POLICY | trees.TREES  # {name of a number that a step logs: its words}
 
 
 def train(run, policy, reference, split):
@@ -591,7 +591,7 @@ def train(run, policy, reference, split):
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # this rank's; of all ranks
+                minibatches.append((batches, len(trajectories), num_tokens))  # own; of all ranks
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -604,7 +604,7 @@ def train(run, policy, reference, split):
                 logprobs, distinct_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (D,)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, distinct_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.total:  # an update was made; before it all log-ratios are 0
+                if meter.total:  # not in the first update: all log-ratios are 0
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
@@ -635,16 +635,17 @@ def evaluate(policy, split, cfg, progress):
 
 @program()
 def main(argv=None):
-    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first."""
+    """Evaluates, trains, evaluates again. What can be refused without reading data is refused first.
+    (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
-    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: a service
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.warmup_data:
         source = AGENT.warmed_up(cfg, source, evals[0])
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
-    frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # models in memory beside it; LoRA's reference is its base
+    frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # a second model in memory; LoRA's reference is its base
     policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
     if cfg.eval_only:
         split = None
@@ -656,7 +657,7 @@ def main(argv=None):
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
-        before = run.evaluate("_before", initial=True)  # with --resume as it was made
+        before = run.evaluate("_before", initial=True)  # --resume reads the one on file
         train(run, policy, reference, split)
         trees.show_results(run.folder.path, run.evaluate(), before)
 
@@ -667,7 +668,7 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
+    """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     baselines.check(cfg)
@@ -688,11 +689,12 @@ AGENT = Agent(
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
     words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
-    # around an answer: in the world's demonstrations, in flawed ones, of real questions (Figure 7's words)
+    # around an answer, in demonstrations. answer: the world's; flawed: of them; real: of real questions, in
+    # Figure 7's words
     answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
     flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
     real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),
-    ends=lambda cfg: "none" if cfg.stop_at_answer else "last",  # turns whose end of sequence is learned
+    ends=lambda cfg: "none" if cfg.stop_at_answer else "last",  # which turns learn to end the sequence
 )
 tiny_policy = AGENT.tiny_policy
 

@@ -84,7 +84,7 @@ class Config(flags.PassageFlags):
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # weight of the KL (k3, as in Search-R1) to the initial policy | sec. 4
     # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = the embedded
-    # world's policy after training on lines of Q, T and A
+    # world's policy, trained to predict question, reasoning step and answer from one another
     scorer: str = ""
     # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
     step_text: Literal["thought", "turn"] = "thought"
@@ -141,8 +141,9 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """(text, ids) of a search result that shows this text. No passage can write a tag or a special token
-    (chat.Foreign). A result of more than `limit` tokens loses its end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text, cut where a turn may follow (before_a_turn). No
+    passage can write a tag or a special token (chat.Foreign). A result of more than `limit` tokens loses its
+    end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -229,8 +230,8 @@ def check_answer(trajectory, question):
 
 
 def rollout_groups(policy, retriever, questions, cfg, step):
-    """A list of group_size trajectories for each question, all played at once. What a trajectory samples
-    depends on its own seed alone."""
+    """group_size trajectories per question, all played at once: each rank plays its share, and gets all. What
+    a trajectory samples depends on its own seed alone."""
     search = rollout.BatchedSearch(retriever)
     seeds = rollout.question_seeds(questions, cfg.seed, step)
     agents = []
@@ -298,7 +299,7 @@ def complexity(scorer, v, u):
 
 
 def distances(K):
-    """Eq 4: (d_TA, d_TQ) = (d(T, A | Q), d(T, Q | A)) of a reasoning step, from {"u|v": bits}."""
+    """Eq 4: (d_TA, d_TQ) = (d(a=T, b=A | c=Q), d(a=T, b=Q | c=A)), from {"u|v": bits}."""
     to_answer = information_distance(K["T|QA"], K["A|QT"], K["T|Q"], K["A|Q"])
     to_question = information_distance(K["T|QA"], K["Q|AT"], K["T|A"], K["Q|A"])
     return to_answer, to_question
@@ -349,7 +350,7 @@ def measure_distances(policy, scorer, pairs, cfg):
     # with --lora and no --scorer the scorer is the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
         bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}
-    measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # as an empty T stays: it says nothing
+    measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # an empty T stays there
     for r, of_step in terms.items():
         measured[r] = distances({name: bits[v_u] for name, v_u in of_step.items()})
     for t, _ in pairs:
@@ -416,7 +417,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = POLICY | page.DISTANCES
+METRICS = POLICY | page.DISTANCES  # {name of a number that a step logs: its words}
 
 
 def train(run, policy, initial, scorer, split):
@@ -439,8 +440,8 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. micro-batches (B, T) with log-probs of the trained model before any update (not the engine's) and
-        # of the initial policy. Groups of equal rewards make no loss, but they count in N
+        # 4. this rank's micro-batches (B, T), with log-probs of the trained model before any update (not the
+        # engine's) and of the initial policy. Groups of equal rewards make no loss, but they count in N
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -518,8 +519,8 @@ def merge(forward, backward, lam, out):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory per question, at --eval-temperature: (rows, summary). scorer: measures the distances of
-    the first explain_limit trajectories, for page and plot."""
+    """One trajectory per question, at --eval-temperature: (rows, summary; repeats: queries asked twice).
+    scorer: measures the distances of the first explain_limit trajectories, for page and plot."""
     trajectories = AGENT.answers(policy, split, cfg, progress)
     pairs = list(zip(trajectories, split.questions, strict=True))
     if scorer is not None:
@@ -557,7 +558,7 @@ def stages_of(cfg):
 @program()
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table. What can be refused without
-    reading data is refused first."""
+    reading data is refused first. (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     if cfg.scorer and cfg.scorer != "lines":
         models.find_model(cfg.scorer)  # refuses what is no model
@@ -570,15 +571,15 @@ def main(argv=None):
     initial_source = find_initial(cfg)
     if cfg.warmup_data:
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-    start = cfg.checkpoint or cfg.policy or initial_source
+    start = cfg.checkpoint or cfg.policy or initial_source  # of --stage eval not the initial policy
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
-        source, written = start, 0
+        source, since = start, 0
         if run.name.startswith("merged-"):
-            source, written = merged_weights(cfg, run.name)
-        run_stage(run, source, written, initial_source, split, evals)
+            source, since = merged_weights(cfg, run.name)
+        run_stage(run, source, since, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
 
@@ -594,18 +595,18 @@ def merged_weights(cfg, stage):
     return merged, max((file.stat().st_mtime for file in files), default=0)
 
 
-def run_stage(run, source, written, initial_source, split, evals):
+def run_stage(run, source, since, initial_source, split, evals):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
-    a stage that was done after `written`."""
+    a stage that was done after the time `since`."""
     cfg = run.cfg
     trains = run.name in TRAINED
     steps, lora = (cfg.steps, cfg.lora) if trains else (0, 0)
-    if run.folder.is_done(steps, evals, written):
+    if run.folder.is_done(steps, evals, since):
         return
     as_scorer = not cfg.scorer
     as_reference = trains and cfg.kl_coef > 0
     needs_initial = bool(initial_source) and (as_scorer or as_reference)
-    frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # models in memory beside the policy
+    frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # more models in memory; LoRA has its base
     policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
     initial = None
     if needs_initial:
@@ -626,13 +627,14 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         given = getattr(cfg, stage)
-        pair.append(models.find_model(given or left_by(cfg, "bi_rar", stage, "a merge", f"--{stage}")))
+        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge", flag=f"--{stage}")
+        pair.append(models.find_model(left))
     return pair
 
 
 def find_initial(cfg):
-    """Folder or hub id of the policy that training begins with: the reference of the KL term and, without
-    --scorer, the scorer. Empty where no flag names one (a served --policy, a merge)."""
+    """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
+    scorer. Empty for a served --policy, or a merge of named folders without --model."""
     if cfg.checkpoint and cfg.stage != "eval":
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -650,7 +652,7 @@ def load_scorer(cfg, policy, initial):
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
-    # one vocabulary: the policy's ids are the scorer's. A served --policy has no ids
+    # of one vocabulary: the scorer reads the sampled ids as they are (a served --policy returns text)
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
         return Scorer(model)
     return Scorer(model, tokenizer)
@@ -662,7 +664,7 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
+    """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)

@@ -79,7 +79,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question; 20 times as many characters
+    max_words: int = 200            # words of a passage, triple or question; and 20 characters per word
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -170,7 +170,7 @@ def planner_request(env, question, entities):
 
 # of nested tags only the innermost counts: "<search> a <search> b </search>" asks for b
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
-QUOTED = r"((?:(?!Search\s*\().)*?)"  # it may hold quotes, but no further call
+QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*\(\s*
     ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several match, too, and make no call
@@ -301,7 +301,7 @@ class Team:
             temperature=self.temperature,
             seed=seed,
         )
-        text = rollout.sampled_text(self.policy.tokenizer, g.token_ids, g.stop_reason)
+        text = rollout.sampled_text(self.policy.tokenizer, g.token_ids, g.stop_reason)  # less the end token
         return Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
 
@@ -310,8 +310,8 @@ class Team:
 
 @dataclass
 class PlannerInfo(Outcome):
-    """The `info` of a planner's Trajectory: answer, problem, em, f1 (0 without an answer) and searches (its
-    sub-questions) of common.rollout.Outcome, and these."""
+    """The `info` of a planner's Trajectory: Outcome's answer, problem, em, f1 (0 without an answer) and
+    searches (how many sub-questions), and these."""
     who: tuple = ("text", "planner")
     request: str = ""           # its first user message
     entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
@@ -326,7 +326,7 @@ class WorkerInfo:
     """The `info` of a worker's Trajectory."""
     who: tuple                  # (environment, "worker")
     sub_question: str
-    entity: str | None          # in a graph the one whose triples are read; None: there is none of this label
+    entity: str | None          # whose triples are read in a graph; None: no such label, or no graph
     materials: list = field(default_factory=list)   # lines that it reads
     facts: list = field(default_factory=list)       # in a graph the triples that these lines show
     request: str = ""           # its user message
@@ -427,8 +427,8 @@ async def plan(team, question, name, seed, watch=None):
             for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
                 reports.append(report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
-            # Of these ids none were sampled, so none are learned (mask 0): the observation, and before it the
-            # end of the planner's message where its turn was cut off
+            # None of these ids were sampled, so they have mask 0: the observation, and before it, if the
+            # planner's turn was cut off, the end of its message
             observation = chat.Foreign(turn.observation)
             turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, observation)
         if watch:
@@ -545,8 +545,8 @@ def select(group, K):
 # ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what was sampled. num_tokens: sampled tokens of the mini-batch, of
-    which this may be a part (as LLaMA-Factory; the paper divides by |D| conversations). logprobs,
+    """Eq 6: minus the log-likelihood of what was sampled. num_tokens: sampled tokens of the whole mini-batch,
+    also where this is a micro-batch (as LLaMA-Factory; the paper divides by |D| conversations). logprobs,
     response_mask: (B, T), mask 0 = prompt, observation or padding."""
     return -torch.where(response_mask.bool(), logprobs, 0.0).sum() / num_tokens
 
@@ -554,8 +554,8 @@ def mle_loss(logprobs, response_mask, num_tokens):
 # ---------------------------------------------------------------- update
 
 def mini_batches(groups, size):
-    """Lists of at most `size` attempts, in order. Attempts at one question share its prompt, so a group is
-    never split: one of more than `size` is a mini-batch by itself."""
+    """Lists of at most `size` attempts, in order. A group is never split, since its prompt is computed once
+    (--share-prefixes): one of more than `size` is a mini-batch by itself."""
     batches = [[]]
     for group in groups:
         if batches[-1] and len(batches[-1]) + len(group) > size:
@@ -564,7 +564,7 @@ def mini_batches(groups, size):
     return [batch for batch in batches if batch]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # what a step logs, and words for each number
+METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # {name of a number that a step logs: its words}
 
 
 def train(run, stage, policy, sampler, reference, place):
@@ -574,18 +574,18 @@ def train(run, stage, policy, sampler, reference, place):
     sampler: the policy itself, or, of offline MyGO, the frozen warm-up. reference: the frozen model of GRPO's
     KL term, or None. Of several ranks each has all attempts, and learns from its share of them."""
     cfg, model = run.cfg, policy.model
-    # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (ours, LLaMA-Factory)
+    # AdamW with weight decay .01 on matrices (ours); gradients are clipped at norm 1 (LLaMA-Factory)
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     first_K = cfg.offline_threshold if stage == "offline" else cfg.threshold
     state = {"tokens": 0, "K": first_K}  # checkpoints keep it; --resume restores it
 
     def completed(step):
-        """How much of the training is done after a step, which ends at 1: by iterations or by tokens."""
+        """The share of the training that is done after a step, by iterations or by tokens. It ends at 1."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # Behind each body, also behind `continue`, run.steps logs the row, evaluates, saves, and warns if hardly
-    # any attempt was chosen (GUARD)
+    # After each body, also after `continue`, run.steps logs the row, evaluates, saves, warns if hardly any
+    # attempt was chosen (GUARD), and ends when completed(step) is 1
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
         # the next questions; epochs follow one another, each shuffled anew
@@ -604,7 +604,7 @@ def train(run, stage, policy, sampler, reference, place):
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         # metrics, and a sample for the page
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
-        if stage != "grpo":  # LLaMA-Factory gets what is learned; GRPO also learns what to avoid
+        if stage != "grpo":  # a file for LLaMA-Factory; GRPO learns from bad attempts, too
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed there is none, and the iteration counts
@@ -614,7 +614,7 @@ def train(run, stage, policy, sampler, reference, place):
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # one cosine over all iterations (ours), from 0 to 1
+            # where this update is, from 0 to 1, on one cosine over all iterations (ours)
             cosine_at = cosine_from + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
@@ -625,8 +625,8 @@ def update(model, optimizer, attempts, lr, cfg, meter):
     """One update by Eq 6 on a mini-batch, planners and workers alike. meter: adds up the step's updates."""
     training.set_lr(optimizer, lr)
     learned = [c for t in attempts for c in conversations(t)]
-    # The denominator: what planners and workers sampled in the whole mini-batch, on all ranks. Gradients of
-    # micro-batches (of --micro-tokens, to save memory) and of ranks are summed, never averaged
+    # The denominator: what planners and workers sampled in the whole mini-batch, on all ranks. Each rank has
+    # micro-batches of its share (--micro-tokens, to save memory): all gradients are summed, never averaged
     num_tokens = sum(c.sampled_tokens for c in learned)
     for micro in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):
         logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T), at sampling's temperature
@@ -670,7 +670,7 @@ def warm_up(run, policy, place):
     for t in chosen:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, chosen, step=0)  # they stand before the first epoch; the page begins with step 1
+    write_sharegpt(folder, chosen, step=0)  # step 0: before the first epoch
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
@@ -698,7 +698,7 @@ def sft(cfg, folder, model, optimizer, attempts):
 
 def agent_in(place):
     """What evaluations, --collect and --ask need of this script (common/agent.py): a question's prompt, an
-    attempt at it, and rows for --collect."""
+    attempt at it, and the rows that --collect writes of a right one."""
     def prompt(tokenizer, question, cfg):
         _, request = first_request(place, question, cfg)
         return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
@@ -720,7 +720,8 @@ def evaluate(policy, place, cfg, progress):
 
 @program()
 def main(argv=None):
-    """The stages of --stage in each of --envs, each in a run folder of its own."""
+    """The stages of --stage in each of --envs, each in a run folder of its own. (@program: an error is one
+    line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     if cfg.ask:
         return ask(cfg)
@@ -737,7 +738,7 @@ def main(argv=None):
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
         if cfg.stage in LEARNING:
-            start_weights(cfg, env, stage)  # refuses where the warm-up is missing
+            start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
     split, evals = load_splits(cfg)
     tell(cfg, cfg.steps)  # what will happen
     for run, env, stage in todo:
@@ -750,7 +751,7 @@ def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates it."""
     cfg = run.cfg
     steps = cfg.steps if stage in LEARNING else 0
-    if records.budget_is_spent(run.folder, cfg.token_budget):
+    if records.budget_is_spent(run.folder, cfg.token_budget):  # trained enough, in fewer steps
         steps = 0
     if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
@@ -767,7 +768,7 @@ def run_stage(run, env, stage, split, evals):
     if stage == "offline":
         sampler = frozen_sampler(cfg, source, policy)
     if has_reference:
-        # lora=0: a model of its own, since the weights below --lora's adapters are those before the warm-up
+        # lora=0: a model of its own, since the base below --lora's adapters has had no warm-up
         reference = models.load_reference(policy.model, source, lora=0)
     evals = [agent_in(e).within_limit(policy, [e], cfg)[0] for e in evals]  # --max-prompt
     if trains:
@@ -798,12 +799,12 @@ def ask(cfg):
 
 
 def start_weights(cfg, env, stage):
-    """What a stage starts from. One of LEARNING: the run's own warm-up in this environment, unless another
-    start is given. Any other: --checkpoint, or the model."""
-    given = cfg.warmup_data or cfg.checkpoint and cfg.stage != "all"  # (all warms the checkpoint up first)
+    """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
+    unless another start is given. Any other: --checkpoint, or the model."""
+    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # all warms the checkpoint up first
     if stage in LEARNING and not given:
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
-    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: a service
+    source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     return checkpoint.find(source) or source
 
 
@@ -828,7 +829,7 @@ def parse_args(argv=None):
 
 
 def resolve(cfg):
-    """Refuses what cannot run, and fills in dependent fields, so that config.json records what ran."""
+    """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     return places.resolve(cfg, LEARNING, WITH_RATIO)
 
 
@@ -855,7 +856,7 @@ def baseline_choice(group, stage, keep):
     if stage == "grpo":
         return group if training.has_spread(rewards) else []  # else all advantages are 0
     least = R_SUP if stage == "star" else max(rewards)
-    return [t for t in group if t.reward >= least > 0][:keep]
+    return [t for t in group if least > 0 and t.reward >= least][:keep]
 
 
 def assign_advantages(group, stage="grpo"):
@@ -869,9 +870,9 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
-    """Eq 4, with two changes: a ratio per token, not per turn, and a mean over an attempt's tokens, those of
-    its planner and workers. num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there
-    is no KL term."""
+    """Eq 4, minus w [min(rho A, clip(rho) A) - kl_coef k3] summed over tokens, with two changes: rho is per
+    token, not per turn, and w makes a mean over an attempt's tokens, of planner and workers. num_attempts: of
+    the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
     weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef
@@ -890,7 +891,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
             prepared.append(training.prepare(
                 model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
     every_micro = [micro for parts in prepared for micro in parts]
-    meter = training.Meter(every_micro, cfg.sampler_correction)  # given them, it logs sampler against trainer
+    meter = training.Meter(every_micro, cfg.sampler_correction)  # logs the engine's log-probs against these
     for batch, parts in zip(batches, prepared, strict=True):
         training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
         for micro in parts:
@@ -931,7 +932,7 @@ def collected_rows(attempt, question):
 # ---------------------------------------------------------------- demonstrations (common/of_mygo/written.py)
 
 def demonstration(tokenizer, question, demo, place, cfg):
-    """The conversations of a demonstration: plan() and work() play it, written lines replace the model."""
+    """The conversations of a demonstration: plan() and work() run, and its lines replace the model."""
     from common.of_mygo import written
     from common.warmup import scripted
     clean = partial(harmless, max_words=cfg.max_words)
