@@ -103,7 +103,7 @@ class Config(flags.Flags):
     baseline_rollouts: int = 4      # other paths per state, at least; missing ones are sampled | ours
     micro_tokens: int = 16384       # tokens per forward pass; memory only
     precision: Literal["fp32", "bf16"] = "fp32"     # of matrix products; bf16 = autocast | ours
-    correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
+    correlate: int = 1000           # questions whose p and reward are correlated, 10 paths each | sec. 4.4
     # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
@@ -149,7 +149,7 @@ def state_ids(pair_tokenizer, case, moves):
     return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
-NOISE_RATE = 2.0  # authors' code
+NOISE_RATE = 2.0  # of the exponential draw that is rounded to a number of wrong sentences | authors' code
 
 
 def training_state(case, rng, complete):
@@ -227,7 +227,7 @@ class Policy:
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
-    asker: encoders.Writer | None = None  # of qap and sqg
+    asker: encoders.Writer | None = None  # the T5 that qap or sqg trains
 
     def __post_init__(self):
         self.forget()
@@ -401,7 +401,7 @@ def draw(rng, logprobs, sampling):
     """The index of an action drawn from pi. sampling: see --correlate-sampling."""
     chances = [math.exp(x) for x in logprobs]
     if sampling == "authors":
-        chances = [math.exp(p / 2) for p in chances]  # (`choices` divides by their sum)
+        chances = [math.exp(p / 2) for p in chances]  # (rng.choices divides by their sum)
     return rng.choices(range(len(chances)), chances)[0]
 
 
@@ -419,6 +419,7 @@ def sample_paths(policy, cases, size, *seed, sampling="policy"):
 
 
 def greedy_paths(policy, cases):
+    """A path per question, by the likeliest actions."""
     return finish_paths(policy, map(SearchPath, cases))
 
 
@@ -885,7 +886,7 @@ def question_rows(cfg, stage, writer, policy, cases, required):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))
+        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))  # its checkpoint
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
     if required and not rows:
         raise data.DataError(

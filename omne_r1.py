@@ -364,7 +364,7 @@ class ActorCritic(torch.nn.Module):
 
     def __init__(self, model, resumed=None):
         super().__init__()
-        self.policy = model
+        self.policy = model  # (checkpoints have this name)
         self.head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
