@@ -416,7 +416,7 @@ def token_rewards(batch, kl_coef):
     each. The KL penalty is part of the reward, so that V learns to predict it."""
     last = batch.response_mask.cumsum(1) == batch.response_mask.sum(1, keepdim=True)
     last = last & batch.response_mask                                   # (B, T)
-    final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)
+    final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)  # (B, 1)
     rewards = torch.where(last, final, 0.0)
     if batch.ref_logprobs is not None:  # with --kl-coef 0 there are none
         log_ratio = batch.old_logprobs - batch.ref_logprobs
@@ -687,7 +687,7 @@ def conversation_of(tokenizer, row, cfg, apart=True):
                 raise data.DataError(f"conversation {row['id']}: a message has only thoughts, so --think off "
                                      "leaves nothing of it")
             ids = encode_turn(tokenizer, text, apart)
-            turns.append(Turn(ids, [0.0] * len(ids), "", text))
+            turns.append(Turn(ids, [0.0] * len(ids), "", text))  # no sampler, no log-probs
         else:
             turn = turns[-1]
             turn.observation = message["value"]
