@@ -6,8 +6,8 @@ one by one, until it submits what it has. Models learn one after the other, a st
     coarse      a bi-encoder ranks the sentences for the question and the evidence so far     sec. 3.1.1
     supervised  a policy over its six best sentences and "submit" learns from labels          sec. 3.1.2
     ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
-    qap         a T5 learns to write the question of the evidence that ppo's policy finds     sec. 3.3
-    sqg         a T5 learns to ask; qap's T5 writes its targets from part of the evidence     sec. 3.4
+    qap         a T5 learns to write a question from the evidence that ppo's policy finds     sec. 3.3
+    sqg         a second T5 learns to ask sub-questions; qap's T5 writes its targets          sec. 3.4
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
 There is no critic: b(s) is the mean return of other searches through s. A is not normalised, there is no
@@ -42,9 +42,8 @@ import torch
 
 from common import data, flags, metrics, training
 from common.files import Progress, say
-from common.guards import STEP, UPDATE
 from common.of_askit import encoders, evidence, page, stages
-from common.of_askit.encoders import SEP, TASK
+from common.of_askit.encoders import SEP, TASK, state_batches
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
 from common.run import Run, program, tell, timed
@@ -53,19 +52,18 @@ from common.run import Run, program, tell, timed
 
 @dataclass
 class Config(flags.Flags):
-    """The paper's settings; what a run needs besides (data, names) is in common/flags.py."""
+    """The paper's settings. common/flags.py has the flags of all scripts (data, names, …)."""
 
     # ---- stages and models
 
-    # what to do; all = coarse, supervised, ppo; ask = qap, sqg; each of them evaluated.
-    # eval = evaluate --checkpoint, or what ppo left
+    # all = coarse, supervised, ppo; ask = qap, sqg; each is evaluated; eval = evaluate --checkpoint, or ppo's
     stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "eval"] = "all"
-    # runs whose earlier stages this one goes on from, by name or full path, with commas; empty = its own
+    # runs (names or full paths, with commas) whose earlier stages this run loads if it has none itself
     before: str = ""
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
-    # 0 = the two scorers as named; else both are the encoder's first so many layers with a new head each
+    # 0 = the two models above; k = both are the first k layers of --encoder, each with a new head
     fine_layers: int = 0
     question_model: str = ""        # T5 that qap and sqg begin with
 
@@ -73,7 +71,7 @@ class Config(flags.Flags):
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
     max_evidence: int = 10          # sentences a search may take | authors' code (8 in its PPO)
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
-    # tokens of a state and a sentence together; a sentence has a quarter, a state leaves out its oldest ones
+    # tokens of state + sentence: a sentence is cut to a quarter, a state drops its oldest sentences to fit
     max_tokens: int = 508
 
     # ---- coarse stage
@@ -91,10 +89,8 @@ class Config(flags.Flags):
     negatives: Literal["coarse", "random"] = "coarse"
 
     # ---- PPO
-
-    # training questions: file, hub name, or "world" | sec. 4.1.1
-    data: str = "hotpotqa"
-    # of these, held out for a validation loss; the world makes them beyond --limit | sec. 4.1; number ours
+    data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
+    # training questions held out for a validation loss, in the world besides --limit | sec. 4.1; number ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -104,10 +100,10 @@ class Config(flags.Flags):
     clip: float = .2                # half width of the clip window | sec. 4.3.3
     gamma: float = 1.0              # discount of F1 per action; the paper gives no value | authors' code
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
-    baseline_rollouts: int = 4      # at least so many other paths per state; missing ones are sampled | ours
+    baseline_rollouts: int = 4      # other paths per state, at least; missing ones are sampled | ours
     micro_tokens: int = 16384       # tokens per forward pass; memory only
-    precision: Literal["fp32", "bf16"] = "fp32"     # of products; bf16 = autocast | ours
-    correlate: int = 1000           # questions whose p and reward are correlated, of 10 paths each | sec. 4.4
+    precision: Literal["fp32", "bf16"] = "fp32"     # of matrix products; bf16 = autocast | ours
+    correlate: int = 1000           # questions whose p and reward are correlated, 10 paths each | sec. 4.4
     # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
@@ -117,7 +113,7 @@ class Config(flags.Flags):
     question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
-    # evidence from which qap's T5 writes the target question: found so far (paper), or still missing (ours)
+    # what qap's T5 writes a sub-question from: the evidence found so far (paper), or the missing gold (ours)
     sqg_target: Literal["prefix", "suffix"] = "prefix"
 
 
@@ -134,24 +130,26 @@ PAPER_EVAL = "hotpotqa-dev"
 #
 # A Case (common/of_askit/evidence.py) is a question with its sentences:
 #
-#     texts    sentences, known by their numbers from 0
-#     gold     the numbers of the labelled ones; gold_facts also has those that are out of reach
+#     texts    its sentences, numbered from 0
+#     gold     numbers of the labelled ones; gold_facts: all labels, also of sentences that are not in texts
+#     closed   numbers that are never offered: in a sub-question's search those taken before
 #     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
 #     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
 #
-# and a search is described by
+# It hashes by identity, so a sub-question's own Case never meets what is cached of its question's.
 #
-#     state    (case, moves)
-#     moves    the numbers of the sentences taken, in their order
-#     action   a sentence's number, SUBMIT, or where sub-questions are forced ASK
+#     state    (case, moves), a key of the policy's cache
+#     moves    numbers of the sentences taken, in order (SearchPath.moves: also sub-questions, as texts)
+#     action   a sentence's number or SUBMIT; ASK in forced_questions alone
 
 def state_ids(pair_tokenizer, case, moves):
-    """Ids of the question and of the evidence behind it, <sep> between (sec. 3.1.1)."""
+    """Ids of the question and of the sentences taken, <sep> between them (sec. 3.1.1). pair_tokenizer: of the
+    coarse encoder or of a scorer, each of which has its own tokens."""
     question, sentences = case.tokens[pair_tokenizer.name]
     return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
-NOISE_RATE = 2.0  # authors' code
+NOISE_RATE = 2.0  # of the exponential draw that is rounded to a number of wrong sentences | authors' code
 
 
 def training_state(case, rng, complete):
@@ -170,14 +168,14 @@ def training_state(case, rng, complete):
 # ---------------------------------------------------------------- coarse retrieval (sec. 3.1.1)
 
 def coarse_loss(scores, gold_places):
-    """- mean over the missing gold of log p, of one state. scores: of the sentences that are not taken, and
-    of another question's."""
+    """- mean over the missing gold of log p, in one state. scores: of the sentences not taken, and of another
+    question's."""
     return -scores.log_softmax(0)[gold_places].mean()
 
 
 def coarse_losses(encoder, cases, cfg, rng):
-    """An update of the coarse stage: the encoder learns which sentences are missing from a state. Yields
-    (loss, states, how many whose best sentence is right), as `supervise` wants it."""
+    """The loss of an update: the encoder learns which gold is missing from a state. Yields once: (loss,
+    states, states whose best sentence is gold). `supervise` makes the updates."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
@@ -201,13 +199,13 @@ def coarse_losses(encoder, cases, cfg, rng):
 
 @torch.no_grad()
 def offers(policy, states):
-    """[actions] beside submitting in each state: the best sentences that are not yet taken, best first. A
-    state that is full offers none."""
+    """[candidates] of each state, the sentences that are offered beside submitting: the best ones not taken
+    yet, best first; none if --max-evidence are taken."""
     queries = [state_ids(policy.encoder.pair_tokenizer, *state) for state in states]
-    vectors = policy.encoder.encode_all(queries)  # (n, H)
+    vectors = policy.encoder.encode_all(queries)  # (n, H), on the CPU, some texts at a time
     offered = []
     for (case, moves), vector in zip(states, vectors, strict=True):
-        gone = case.closed | set(moves)  # closed: nothing, but in a sub-question's search (asked_case)
+        gone = case.closed | set(moves)
         k = min(policy.cfg.candidates, len(case.texts) - len(gone))
         if len(moves) >= policy.cfg.max_evidence:
             k = 0
@@ -222,14 +220,14 @@ def offers(policy, states):
 @dataclass
 class Policy:
     """The fine policy, and what a search needs besides. Its cache holds (actions, log-probs) of the states
-    seen since forget(). An encoders.PairTokenizer writes ids, a text or a pair of texts."""
+    seen since forget(). A PairTokenizer makes a model's inputs of one text or of a pair."""
 
     model: encoders.Together  # .action and .submit: what is trained and saved
     encoder: encoders.Encoder  # of the coarse stage, frozen
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
-    asker: encoders.Writer | None = None  # of qap and sqg
+    asker: encoders.Writer | None = None  # the T5 that qap or sqg trains
 
     def __post_init__(self):
         self.forget()
@@ -243,62 +241,44 @@ class Policy:
         self.cache = {}
 
 
-def log_policy(policy, rows):
-    """(n, 1 + k) log pi of submitting and of the actions offered; -inf where a row offers fewer. rows: tuples
-    that begin with (state, actions offered). A next-sentence model scores (state, sentence), a
-    question-answering model submitting."""
+def log_policy(policy, decisions):
+    """(n, 1 + k) log pi of submitting (column 0) and of the sentences offered; -inf where fewer are offered.
+    decisions: tuples (state, sentences offered, …). A next-sentence model scores each (state, sentence), a
+    question-answering model scores submitting."""
     action, submit = policy.action_tokenizer, policy.submit_tokenizer
     action_pairs, places, submit_pairs = [], [], []
-    for n, ((case, moves), actions, *_) in enumerate(rows):
+    for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        taken = [sentences[i] for i in moves]
-        evidence_ids = []
-        if taken:
-            # where that is too long, the oldest sentence goes (staying=0: no question stands before it)
-            evidence_ids = submit.joined(taken, staying=0)
+        # staying: how many texts at its beginning are never dropped (elsewhere one, the question)
+        evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
         _, texts = case.tokens["action"]
-        for column, a in enumerate(actions, 1):
+        for column, a in enumerate(offered, 1):
             action_pairs.append((state, texts[a]))
             places.append((n, column))
     device = policy.model.action.device
-    most = max(len(actions) for _, actions, *_ in rows)
-    logits = torch.full((len(rows), 1 + most), -torch.inf, device=device)  # p = 0 of what is not offered
+    most = max(len(offered) for _, offered, *_ in decisions)
+    logits = torch.full((len(decisions), 1 + most), -torch.inf, device=device)  # p = 0 of what is not offered
     with encoders.autocast(policy.model.action, policy.cfg.precision):
         out = policy.model.submit(**submit.batch(submit_pairs, device))
         if action_pairs:  # none where all states are full
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # readers of SQuAD 2 say "no answer" by start and end at the first token; submitting scores minus the mean
-    # of these two logits, to compare with a sentence's one
+    # a SQuAD 2 model says "no answer" by an answer that starts and ends at token 0; submitting has minus the
+    # mean of these two logits, so that it weighs like a sentence's one
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)  # one softmax over both models' logits
-
-
-def state_batches(rows, cfg):
-    """Rows of log_policy split into forward passes of about --micro-tokens; a row costs a text (state and
-    sentence) for each action. No rows give [], since log_policy takes at least one."""
-
-    def cost(row):
-        (case, moves), actions, *_ = row
-        question, sentences = case.tokens["action"]
-        taken = sum(len(sentences[i]) + 1 for i in moves)
-        length = min(cfg.max_tokens, len(question) + taken)
-        return length + sum(length + len(sentences[a]) for a in actions)
-
-    parts = encoders.in_batches(rows, cost, cfg.micro_tokens)
-    return [[rows[i] for i in part] for part in parts]
 
 
 @torch.no_grad()
 def policy_of(policy, states):
     """[(actions, log-probs)] of states, cached until policy.forget(); submitting is always the first."""
     new = [s for s in dict.fromkeys(states) if s not in policy.cache]
-    rows = list(zip(new, offers(policy, new), strict=True))
-    for part in state_batches(rows, policy.cfg):
+    decisions = list(zip(new, offers(policy, new), strict=True))
+    for part in state_batches(decisions, policy.cfg):  # forward passes, for memory alone
         logp = log_policy(policy, part).tolist()
         for (state, offered), values in zip(part, logp, strict=True):
             actions = [SUBMIT, *offered]
@@ -309,44 +289,44 @@ def policy_of(policy, states):
 # ---------------------------------------------------------------- supervised stage (sec. 3.1.2)
 
 def supervised_states(policy, cases, cfg, rng):
-    """[(state, actions offered, whether submitting and each of these is right)]. Right is to submit, if no
-    gold is missing; else each missing gold that is offered. If none is, a missing gold replaces the last
-    candidate, so that one action is right."""
+    """Decisions [(state, sentences offered, whether submitting and each of them is right)]. Right is to
+    submit, if no gold is missing; else every missing gold that is offered. If none is offered, one replaces
+    the last candidate."""
     states = []
     for case in cases:
         taken = training_state(case, rng, complete=True)
         states.append((case, taken[:cfg.max_evidence - 1]))  # (a full state offers nothing)
-    rows = []
-    for (case, moves), actions in zip(states, offers(policy, states), strict=True):
+    decisions = []
+    for (case, moves), offered in zip(states, offers(policy, states), strict=True):
         taken = set(moves)
         missing = case.gold - taken
         if cfg.negatives == "random":
             left = [i for i in range(len(case.texts)) if i not in taken]
-            actions = rng.sample(left, min(cfg.candidates, len(left)))
-        if missing and not missing & set(actions):
-            actions = [*actions[:-1], rng.choice(sorted(missing))]
-        right = [a in missing for a in actions]  # perhaps several: the loss sums over all of them
-        rows.append(((case, moves), actions, [not missing, *right]))
-    return rows
+            offered = rng.sample(left, min(cfg.candidates, len(left)))
+        if missing and not missing & set(offered):
+            offered = [*offered[:-1], rng.choice(sorted(missing))]
+        right = [a in missing for a in offered]  # perhaps several
+        decisions.append(((case, moves), offered, [not missing, *right]))
+    return decisions
 
 
 def supervised_loss(logp, correct):
-    """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2). logp (n, 1 + k); correct
-    (n, 1 + k) bool."""
+    """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2); both (n, 1 + k), correct
+    is bool. (The coarse loss is the mean over the missing gold.)"""
     return -logp.masked_fill(~correct, 0.0).sum() / len(logp)  # filled: -inf times 0 would be nan
 
 
 def supervised_losses(policy, cases, cfg, rng):
-    """An update of the supervised stage: the policy learns to take missing gold, and to submit when none is
-    missing. Yields as coarse_losses does, one forward pass at a time."""
+    """The loss of an update: the policy learns to take missing gold, and to submit when none is missing.
+    Yields (loss, states, states whose likeliest action is right) per forward pass."""
     batch = rng.choices(cases, k=cfg.supervised_batch)
-    rows = supervised_states(policy, batch, cfg, rng)
-    for part in state_batches(rows, cfg):  # forward passes, for memory alone
+    decisions = supervised_states(policy, batch, cfg, rng)
+    for part in state_batches(decisions, cfg):
         logp = log_policy(policy, part)  # (n, 1 + k)
         _, _, right = zip(*part, strict=True)
         right = encoders.padded(right, False, logp.device)  # (n, 1 + k)
-        hits = right[range(len(part)), logp.argmax(1)].sum()  # states whose likeliest action is right
-        loss = supervised_loss(logp, right) * len(part) / len(rows)  # the mean is over the whole batch
+        hits = right[range(len(part)), logp.argmax(1)].sum()
+        loss = supervised_loss(logp, right) * len(part) / len(decisions)  # mean over the whole batch
         yield loss, len(part), int(hits)
 
 
@@ -361,9 +341,9 @@ class SearchPath:
 
     case: "evidence.Case"
     moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
-    given: int = 0  # moves that it began with, as b(s)'s fresh paths do: not its own actions
+    given: int = 0  # moves that it began with and did not choose: 0, but for the fresh paths of `baselines`
     logprobs: tuple = ()  # of each action, of the weights that chose it
-    done: bool = False
+    done: bool = False  # it has submitted
     reward: float = 0.0  # once it is done
 
     @property
@@ -421,7 +401,7 @@ def draw(rng, logprobs, sampling):
     """The index of an action drawn from pi. sampling: see --correlate-sampling."""
     chances = [math.exp(x) for x in logprobs]
     if sampling == "authors":
-        chances = [math.exp(p / 2) for p in chances]  # (`choices` divides by their sum)
+        chances = [math.exp(p / 2) for p in chances]  # (rng.choices divides by their sum)
     return rng.choices(range(len(chances)), chances)[0]
 
 
@@ -439,6 +419,7 @@ def sample_paths(policy, cases, size, *seed, sampling="policy"):
 
 
 def greedy_paths(policy, cases):
+    """A path per question, by the likeliest actions."""
     return finish_paths(policy, map(SearchPath, cases))
 
 
@@ -448,8 +429,7 @@ def beam_search(policy, cases, width):
 
 
 def grow_beams(policy, cases, width):
-    """The last hypotheses of each question, likeliest first: [[path]]. They begin as one and stay distinct,
-    since each has another parent or another last move."""
+    """The last hypotheses of each question, likeliest first: [[path]]."""
     beams = [[SearchPath(case)] for case in cases]
     while running := [p for beam in beams for p in beam if not p.done]:
         choices = policy_of(policy, [(p.case, p.moves) for p in running])
@@ -468,8 +448,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """R_t of action t, 0 being the first after the question: gamma^(T - t) F1 + bonus EM. T: actions,
-    submitting counted."""
+    """R_t = gamma^(T - t) F1 + bonus EM of action t = 0 … T - 1. T: actions with submitting, whose own return
+    (t = T - 1) is discounted once."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of the set: its order does not count
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -489,37 +469,37 @@ def returns_of(path, cfg):
     return [path_reward(path.case, path.moves, cfg, t) for t in times]
 
 
-def same_state(case, moves):
-    """A key for a state. Orders of the same sentences are one, although the policy does read the order."""
+def state_key(case, moves):
+    """The same for all orders of the same sentences, although the policy does read the order."""
     return case, frozenset(moves)
 
 
 def baselines(policy, paths, least, *seed):
-    """b(s) before every action of every path: the mean return of the other paths through the same evidence,
-    in any order. Where these are fewer than `least`, fresh ones are sampled from s, for b alone."""
-    through = {}  # same_state -> [(path, its return from there)]
+    """b(s) before every action of every path: the mean return of the other paths that took the same
+    sentences, in any order. If fewer than `least` did, fresh paths are sampled from s, for b alone."""
+    through = {}  # state_key -> [(path, its return from there)]
 
     def note(path):
         for state, value in zip(path.states(), returns_of(path, policy.cfg), strict=True):
-            through.setdefault(same_state(*state), []).append((path, value))
+            through.setdefault(state_key(*state), []).append((path, value))
 
     for p in paths:
         note(p)
-    # depth by depth, from the question on: a fresh path counts for every state that it comes through, so
-    # fewer are missing further down
+    # depth by depth, from the question on: a fresh path is noted for every later state that it passes, so
+    # deeper states need fewer
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # (same_state, k): the k-th fresh path from there, not yet begun
+        fresh = {}  # (state_key, k) -> the k-th fresh path from there, not yet begun
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
-                key = same_state(case, moves)
+                key = state_key(case, moves)
                 others = len(through[key]) - 1  # b(s) must not depend on the action taken: without p itself
-                for k in range(least - others):
+                for k in range(least - others):  # those that are missing
                     fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
         draws = []
         for (_, k), start in fresh.items():
-            evidence_key = sorted(map(str, start.moves))
-            path_seed = stable_seed(*seed, "baseline", start.case.question.id, *evidence_key, k)
+            taken = sorted(map(str, start.moves))
+            path_seed = stable_seed(*seed, "baseline", start.case.question.id, *taken, k)
             draws.append(random.Random(path_seed))
         for p in finish_paths(policy, fresh.values(), draws):
             note(p)
@@ -527,7 +507,7 @@ def baselines(policy, paths, least, *seed):
     for p in paths:
         of_states = []
         for state in p.states():
-            others = [value for q, value in through[same_state(*state)] if q is not p]
+            others = [value for q, value in through[state_key(*state)] if q is not p]
             of_states.append(sum(others) / len(others))
         values.append(of_states)
     return values
@@ -560,24 +540,23 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
 
 
 def actions_taken(policy, paths, advantages):
-    """What an update learns from, rows of log_policy: [(state, actions offered, column of the one taken, old
-    log-prob, advantage)].
+    """What an update learns from, decisions for log_policy: [(state, sentences offered, column of the action
+    taken, old log-prob, advantage)].
 
     Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
     called before sampling and after the last update, never between."""
-    rows = []
+    decisions = []
     for p, of_actions in zip(paths, advantages, strict=True):
         for state, action, old, advantage in zip(
                 p.states(), p.actions, p.logprobs, of_actions, strict=True):
-            actions, _ = policy.cache[state]  # submitting is column 0: log_policy puts it there
-            rows.append((state, actions[1:], actions.index(action), old, advantage))
-    return rows
+            actions, _ = policy.cache[state]  # submitting is the first: log_policy's column 0
+            decisions.append((state, actions[1:], actions.index(action), old, advantage))
+    return decisions
 
 
 # ---------------------------------------------------------------- train
 
-# what a step's row may hold; RATIOS has those of guards.RATIO that say something of encoders
-METRICS = STEP | UPDATE | page.RATIOS | page.PATHS
+METRICS = page.PPO  # {what a step's row may hold: its caption}
 
 
 def train(run, policy, cases):
@@ -596,14 +575,14 @@ def train(run, policy, cases):
             # 2. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
             advantages = advantages_of(policy, paths, cfg, cfg.seed, "ppo", step)
 
-        # 3. old log-probs: p.logprobs, of the weights that sampled; nothing is computed again
+        # 3. old log-probs: p.logprobs, kept from sampling
         # 4. update, once per mini-batch; at the paper's sizes one per step, where r = 1
         meter = training.Meter()
         for begin in range(0, len(paths), cfg.mini_batch):
             end = begin + cfg.mini_batch
             mini = paths[begin:end]
-            rows = actions_taken(policy, mini, advantages[begin:end])
-            for part in state_batches(rows, cfg):  # forward passes, for memory alone: gradients add up
+            decisions = actions_taken(policy, mini, advantages[begin:end])
+            for part in state_batches(decisions, cfg):  # forward passes, for memory alone: gradients add up
                 _, _, columns, old, credit = zip(*part, strict=True)
                 logp = log_policy(policy, part)[range(len(part)), columns]  # (n,); no dropout: r begins at 1
                 old, credit = torch.tensor([old, credit], device=logp.device)
@@ -623,40 +602,38 @@ def train(run, policy, cases):
 
 # ---------------------------------------------------------------- the supervised stages' loop
 
+ASKS = ("qap", "sqg")  # stages that train a T5
 EVERY = 25  # updates per step of the log, and per validation loss
 VALIDATED = 4  # batches of a validation loss
-
-PRETRAIN_METRICS = STEP | UPDATE | page.SUPERVISED
+PRETRAIN_METRICS = page.SUPERVISED
 
 
 def supervise(run, learner, losses, rows, held_out):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2). A step of the
     log has EVERY updates.
 
-    rows: training questions, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
+    rows: training cases, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
     batch from them. held_out: others for the validation loss, perhaps none."""
     cfg, stage = run.cfg, run.name
     total = getattr(cfg, f"{stage}_steps")
-    if stage in ASKS:
-        lr, warmup = cfg.question_lr, 0
-    else:
-        lr, warmup = getattr(cfg, f"{stage}_lr"), getattr(cfg, f"{stage}_warmup")
+    lr = cfg.question_lr if stage in ASKS else getattr(cfg, f"{stage}_lr")
+    warmup = 0 if stage in ASKS else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # a checkpoint keeps it: the last step may have fewer updates than EVERY, and a run resumed with a larger
-    # total makes the rest
+    # kept in checkpoints: the last step may have fewer than EVERY, and a run may be resumed with more steps
     counts = {"updates": 0}
-    for step, row in run.steps(learner, optimizer, log_steps(total), state=counts, label=f"{stage} | "):
+    steps = math.ceil(total / EVERY)
+    for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
         meter = training.Meter()
         while counts["updates"] < min(step * EVERY, total):
             update = counts["updates"]
             training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
             # the batch depends on the update's number alone: a resumed run goes on as if it never stopped
             rng = random.Random(stable_seed(cfg.seed, stage, update))
-            for loss, choices, right in losses(learner, rows, cfg, rng):
+            for loss, count, hits in losses(learner, rows, cfg, rng):
                 loss.backward()
-                meter.add(loss, {"tokens": choices, "right_sum": right})
+                meter.add(loss, {"tokens": count, "right_sum": hits})  # Meter's name; mostly states
             norm = training.clip_gradient(learner.model)
-            if meter.end_update(norm):  # else no update
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
             counts["updates"] += 1
@@ -665,10 +642,6 @@ def supervise(run, learner, losses, rows, held_out):
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
         if held_out:
             row["pretrain/validation_loss"] = validation_loss(losses, learner, held_out, cfg)
-
-
-def log_steps(updates):
-    return math.ceil(updates / EVERY)
 
 
 @torch.no_grad()
@@ -684,17 +657,17 @@ def validation_loss(losses, learner, held_out, cfg):
 
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
 #
-# A writer is an encoders.Writer: a T5, and ids of the texts that it reads. TASK stands before them, SEP
-# between a question and its evidence.
+# A writer is an encoders.Writer, a T5 with its tokenizer. Each of its inputs begins with TASK ("generate
+# question: "); SEP (<sep>) stands between a question and its evidence.
 
 def approximation_input(writer, case, taken):
-    """Question approximation reads the evidence. Its target is the question."""
+    """Ids that QAp's T5 reads: the evidence. Its target is the question."""
     return writer.ids(TASK, evidence=[case.texts[i] for i in taken])
 
 
 def sub_question_input(writer, case, taken):
-    """Sub-question generation reads the question, <sep> and the evidence. Sub-questions asked before are left
-    out: its training states have none."""
+    """Ids that SQG's T5 reads: the question, <sep> and the evidence. Sub-questions asked before are left out:
+    its training states have none."""
     return writer.ids(TASK, case.question.question, SEP, evidence=[case.texts[i] for i in taken])
 
 
@@ -709,9 +682,9 @@ def approximation_rows(writer, paths):
 
 
 def sub_question_rows(writer, approximator, paths, target):
-    """SQG's rows (input ids, target ids) of each state of a path: the question with e_1 … e_k, and what QAp's
-    T5, the approximator, asks from the same evidence (target "prefix", k from 1) or from the gold that is
-    missing there ("suffix")."""
+    """SQG's rows (input ids, target ids), one for each beginning e_1 … e_k of a path's evidence. Input: the
+    question and these sentences. Target: the question that QAp's T5, the approximator, writes from them
+    (target "prefix", k >= 1), or from the gold that is missing among them ("suffix", k >= 0)."""
     inputs, sources = [], []
     for p in paths:
         for k in range(len(p.taken) + 1):
@@ -728,8 +701,8 @@ def sub_question_rows(writer, approximator, paths, target):
 
 
 def question_losses(writer, rows, cfg, rng):
-    """An update of qap or sqg: cross-entropy, mean over the targets' tokens. Yields as coarse_losses does, of
-    tokens in place of states; right is one with p over a half."""
+    """The loss of an update of qap or sqg: cross-entropy, mean over the targets' tokens. Yields (loss, target
+    tokens, those with p > .5) per forward pass."""
     batch = rng.choices(rows, k=cfg.question_batch)
     tokens = sum(len(target) for _, target in batch)  # of the whole batch, the end tokens too
     for part in writer.batches(batch):
@@ -742,8 +715,8 @@ def question_losses(writer, rows, cfg, rng):
 # ---------------------------------------------------------------- "PPO + sub-questions" (sec. 4.5.1)
 
 def forced_questions(policy, cases):
-    """The path of each question. Takes one sentence; then asks wherever the policy, which sees the evidence
-    alone, would not submit."""
+    """A path per question: the best sentence first; then, until the policy would submit, a sub-question and
+    its search. The policy sees the sentences taken, and no sub-question."""
     paths = []
     start = [(case, ()) for case in cases]
     for case, (actions, logprobs) in zip(cases, policy_of(policy, start), strict=True):
@@ -764,8 +737,8 @@ def forced_questions(policy, cases):
 
 
 def ask_and_search(policy, paths):
-    """The paths, each longer by a sub-question of the T5 and what a greedy search finds with it in the
-    question's place, from no evidence. A path submits if that is nothing: it would ask the same for ever."""
+    """Each path with one more sub-question and the sentences that a greedy search for it finds, which begins
+    with no evidence. If it finds none the path submits, since the T5 would ask the same again."""
     inputs = [sub_question_input(policy.asker, p.case, p.taken) for p in paths]
     asked = []
     for p, question in zip(paths, policy.asker.write(inputs), strict=True):
@@ -795,7 +768,8 @@ def asked_case(policy, path):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress):
-    """The evidence that a search ends with, against the labels. Returns (rows, summary)."""
+    """The evidence that a search ends with, against the labels. Returns (rows, summary). split
+    (evidence.Questions): cases, and the search that they are evaluated with."""
     policy.forget()
     paths = search_all(policy, split.cases, split.search, progress)
     rows, summary = page.scored(policy, paths, split, cfg.seed)
@@ -822,14 +796,13 @@ def search_all(policy, cases, search, progress):
 
 
 def correlation(paths, size):
-    """Spearman's correlation of p(tau) and reward over the `size` sampled paths of a question (sec. 4.4): its
-    mean over the questions whose paths differ in both, with an interval over these; and their share."""
+    """Spearman's correlation of p(tau) and reward over the `size` sampled paths of a question (sec. 4.4):
+    mean and interval over the questions whose paths differ in both, and the share of these."""
     from scipy.stats import spearmanr
-
     rhos = []
     for begin in range(0, len(paths), size):
         group = paths[begin:begin + size]
-        logprobs = [p.logprob for p in group]
+        logprobs = [p.logprob for p in group]  # of pi, however the paths were drawn
         rewards = [p.reward for p in group]
         if len(set(logprobs)) > 1 and len(set(rewards)) > 1:  # else there are no ranks
             rhos.append(float(spearmanr(logprobs, rewards).statistic))
@@ -842,8 +815,8 @@ def correlation(paths, size):
 
 
 def evaluate_coarse(encoder, split, cfg, progress):
-    """What can be had without a fine policy: the ranking of all sentences (sec. 4.3.2), or evidence that is
-    taken by a rule (ours)."""
+    """The coarse encoder alone: the ranking of all sentences (sec. 4.3.2), or evidence taken by a rule
+    (ours): BM25's best two, the encoder's best, or gold wherever it is offered."""
     if split.search == "ranking":
         return ranking(encoder, split, cfg)
     policy = Policy(None, encoder, None, None, cfg)  # without scorers: it offers, and does not choose
@@ -857,8 +830,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
 
 
 def ranking(encoder, split, cfg):
-    """How gold is ranked when nothing is taken yet (sec. 4.3.2): em = the best sentence is gold, f1 = share
-    of the gold among the candidates ("names" says so), percentile of the best gold among all sentences."""
+    """How gold is ranked when nothing is taken yet (sec. 4.3.2). Under em and f1 stand hit@1 and recall among
+    the candidates, as `names` says; percentile: of the best gold sentence among all."""
     queries = [state_ids(encoder.pair_tokenizer, case, ()) for case in split.cases]
     rows = []
     for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
@@ -885,11 +858,11 @@ def evaluate_approximations(policy, split, cfg, progress):
 
 @dataclass(frozen=True)
 class Stage:
-    needs: tuple                # earlier stages whose checkpoints it loads in any case
-    begins_with: str            # and the one whose policy it goes on from, without a checkpoint of its own
+    needs: tuple                # earlier stages whose checkpoints it always loads
+    begins_with: str            # the one whose policy it trains on, if it has no checkpoint of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
-    searches: tuple             # ways to find evidence, each of them evaluated
+    searches: tuple             # ways to find evidence, an evaluation each (qap's searches nothing)
 
 
 STAGES = {
@@ -900,13 +873,12 @@ STAGES = {
     "sqg": Stage(("coarse", "qap", "ppo"), "", question_losses, evaluate, ("replace",)),
     "eval": Stage(("coarse",), "ppo", None, evaluate, ("greedy", "beam")),
 }
-IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": ("qap", "sqg")}
-ASKS = IN_ORDER["ask"]  # stages that train a T5
+IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": ASKS}
 
 
-def question_rows(cfg, stage, writer, policy, cases, needed):
-    """What a T5 learns from the evidence that ppo's policy finds for these questions (sec. 4.1.2, 4.1.3).
-    needed: refuses where there is none."""
+def question_rows(cfg, stage, writer, policy, cases, required):
+    """What a T5 learns from the evidence that ppo's policy finds for these cases (sec. 4.1.2, 4.1.3).
+    required: no rows is an error."""
     with Progress("evidence") as progress:
         paths = search_all(policy, cases, "greedy", progress)
     policy.forget()
@@ -914,9 +886,9 @@ def question_rows(cfg, stage, writer, policy, cases, needed):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))
+        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))  # its checkpoint
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
-    if needed and not rows:
+    if required and not rows:
         raise data.DataError(
             f"{stage}: the policy of ppo submits at once on all of {len(cases)} training questions, so there "
             "is no evidence to ask from: train it for longer, or name another run's with --before")
@@ -928,31 +900,28 @@ def run_stage(run, cases, evals):
     """Trains one stage and evaluates it, or only evaluates. --resume skips a complete stage."""
     cfg, stage, folder = run.cfg, run.name, run.folder
     settings = STAGES[stage]
-    steps = 0
-    if stage == "ppo":
-        steps = cfg.steps
-    elif stage != "eval":
-        steps = log_steps(getattr(cfg, f"{stage}_steps"))
-    sets = evidence.searched(evals, settings.searches, cfg.beam)
+    updates = getattr(cfg, f"{stage}_steps", 0)  # eval makes none
+    steps = cfg.steps if stage == "ppo" else math.ceil(updates / EVERY)
+    sets = evidence.searched(evals, settings.searches, cfg.beam)  # each set once per search
     if folder.is_done(steps, sets):
         return
     torch.manual_seed(cfg.seed)  # of new heads
-    learned, held_out = evidence.kept_apart(cases, cfg.validate)
-    evaluated_cases = [case for split in evals for case in split.cases]
-    learner, evaluated = stages.load(
-        cfg, stage, settings.begins_with, folder.start, cases + evaluated_cases, Policy)
+    train_cases, held_out = evidence.kept_apart(cases, cfg.validate)  # held_out: the last ones
+    all_cases = cases + [case for split in evals for case in split.cases]
+    # what is trained, and what is evaluated; fills in the cases' tokens and vectors
+    learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
-        if stage in ASKS:
-            # kept in files: a resumed run does not make them again
+        rows, held_out_rows = train_cases, held_out
+        if stage in ASKS:  # kept in files: a resumed run does not make them again
             rows_of = partial(question_rows, cfg, stage, learner, evaluated)
-            learned = folder.kept("rows.json", partial(rows_of, learned, needed=True))
-            held_out = folder.kept("validation_rows.json", partial(rows_of, held_out, needed=False))
+            rows = folder.kept("rows.json", lambda: rows_of(train_cases, required=True))
+            held_out_rows = folder.kept("validation_rows.json", lambda: rows_of(held_out, required=False))
         if stage == "ppo":
-            train(run, learner, learned)
+            train(run, learner, train_cases)
         elif stage != "eval":
-            supervise(run, learner, settings.losses, learned, held_out)
+            supervise(run, learner, settings.losses, rows, held_out_rows)
         run.evaluate()
 
 
@@ -960,24 +929,17 @@ def run_stage(run, cases, evals):
 
 @program(one_process=True)
 def main(argv=None):
-    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
-    refused first."""
+    """The stages of --stage, each in a run folder of its own. Checks that need no data come first."""
     cfg = parse_args(argv)
-    asked = IN_ORDER.get(cfg.stage, (cfg.stage,))
+    in_order = IN_ORDER.get(cfg.stage, (cfg.stage,))
     free = ["stage", "coarse_steps", "supervised_steps", "qap_steps", "sqg_steps"]  # --resume may change them
     runs = []
-    for stage in asked:
-        start = cfg.checkpoint
+    for stage in in_order:
         if not cfg.ask:
             table = METRICS if stage == "ppo" else PRETRAIN_METRICS
             runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
-            start = start or runs[-1].folder.start
-        needed = [*STAGES[stage].needs]
-        if not start:
-            needed.append(STAGES[stage].begins_with)
-        for earlier in filter(None, needed):
-            if earlier not in asked:
-                stages.left_by(cfg, earlier)  # refuses where it is missing
+    starts = {run.name: run.folder.start for run in runs}  # the checkpoints that --resume found
+    stages.refuse_missing(cfg, in_order, starts, STAGES)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)

@@ -1,24 +1,22 @@
-"""Omne-R1: learning to reason with memory for multi-hop question answering.
+"""Omne-R1: learning to reason with memory for multi-hop question answering (arXiv 2508.17330).
 
-(A preprint; a co-author's public branch has parts of it, "the authors' code".) A policy walks a knowledge
-graph with two tools: entity_matcher finds names, node_info reads a node and its edges. The questions are made
-from the graph itself. Stage 1: PPO from the base; its weights only serve to sample trajectories. Stage 2:
-SFT of the base (in the paper a newer one), on those and on scripted ones along the paths of the questions; a
-thought's tokens weigh .001 in the loss. Stage 3: PPO of all weights from stage 2's, with another reward.
+A policy walks a knowledge graph with two tools: entity_matcher finds names, node_info reads a node and its
+edges. The questions are made from the graph itself. Stage 1: PPO of the base model; its weights are used only
+to sample trajectories. Stage 2: SFT of the base model (in the paper a newer one) on right trajectories of
+stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
+Stage 3: PPO of all weights from stage 2's, with another reward. ("Authors' code": parts on a public branch.)
 
-PPO, except: GAE and both losses skip the tools' replies; the KL to the weights the stage began with is a cost
-in each token's reward; the critic is a linear head on the policy's own hidden states.
+PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
+cost in each token's reward; the critic is a linear head on the policy's own hidden states.
 
-    sec. 2          questions from paths            common/graphs/synthesis.py
-    sec. 3.1        think, call a tool, answer      play, read_round, common/of_omne/tool_calls.py
-    sec. 3.3.1      PPO, GAE, actor and critic      train, ppo_loss, gae, ActorCritic
-    sec. 3.3.2      reward of stage 1               first_reward
-    sec. 3.4        trajectories to learn from      sampled_rows, template_rows, thoughts
-    Algorithm 1     weighted loss                   think_weights, weighted_loss, train_sft
-    sec. 3.5        reward of stage 3               third_reward
-    sec. 4.1.2      accuracy                        accuracy
-    sec. 4.2.4      patterns of tool calls          pattern_of
-    app. A, B       ShareGPT rows, system prompt    sharegpt_row, SYSTEM
+    sec. 2                 questions from paths           common/graphs/synthesis.py
+    sec. 3.1               think, call a tool, answer     play, read_round, common/of_omne/tool_calls.py
+    sec. 3.3.1             PPO, GAE, actor and critic     train, ppo_loss, gae, ActorCritic
+    sec. 3.3.2, 3.5        rewards of stages 1 and 3      first_reward, third_reward
+    sec. 3.4               trajectories to learn from     sampled_rows, template_rows, thoughts
+    Algorithm 1            weighted loss                  think_weights, weighted_loss, train_sft
+    sec. 4.1.2, 4.2.4      accuracy, patterns of calls    accuracy, pattern_of
+    app. A, B              ShareGPT rows, prompt          sharegpt_row, SYSTEM
 
     python omne_r1.py                          embedded world, stages 1 to 3; ten minutes
     python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
@@ -51,9 +49,8 @@ from common.agent import Agent
 from common.files import Lines, Progress, warn
 from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.kg import one_line
-from common.of_omne import calls, graph_questions, plumbing
+from common.of_omne import graph_questions, plumbing, records
 from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.run import Run, program, tell, timed
@@ -62,12 +59,14 @@ from common.run import Run, program, tell, timed
 
 @dataclass
 class Config(flags.PolicyFlags):
-    """The paper's settings; what a run needs besides (model, memory, names) is in common/flags.py."""
+    """The paper's settings. common/flags.py has the flags of all scripts (model, names, lora, optimizer,
+    micro_tokens, share_prefixes, sampler_correction), recipes/world.toml the embedded world's settings."""
 
     # ---- stages
 
-    # three = evaluate the base, then ppo, sft and rl (stages 1 to 3), the last two as --think says; all = the
-    # last two with and without thoughts; synthesize = only make the questions; direct = no tools (Table 2)
+    # ppo, sft, rl = stage 1, 2 or 3 alone; all = evaluate the base, then ppo, then sft and rl, both with and
+    # without thoughts; three = the same, but sft and rl only as --think says; synthesize = only write the
+    # questions; direct = answers without tools (Table 2); eval = evaluate, as --eval-only
     stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
 
@@ -89,46 +88,48 @@ class Config(flags.PolicyFlags):
 
     # ---- questions (sec. 2)
 
-    # training questions: a file that --stage synthesize made, or of such rows; empty = this run's own
+    # training questions: a file as --stage synthesize writes it; empty = made from the graphs
     data: str = ""
-    # who finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY), or
-    # "template", which needs no model
+    # finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY); "template"
+    # needs no model
     teacher: str = "template"
-    teacher_model: str = "deepseek-reasoner"    # the teacher's name there | sec. 2
+    teacher_model: str = "deepseek-reasoner"    # the model's name there | sec. 2
     per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth to test
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
 
     # ---- PPO (stages 1 and 3)
-    steps: int = 350                # PPO steps; the one evaluated, of 1,000 planned | authors' code
+    steps: int = 350                # the authors planned 1,000 and evaluated step 350 | authors' code
     questions_per_step: int = 256   # questions per step | authors' code
     group_size: int = 1             # trajectories per question | authors' code
     mini_batch: int = 256           # trajectories per update | authors' code
     epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
-    lr_warmup: float = .05          # share of the steps in which the learning rates rise | authors' code
+    lr_warmup: float = .05          # both rates rise over this share of steps, then stay | authors' code
     # half width of the clip window, which acts only where a step has several updates (the authors' steps
     # have one) | ours, verl's
     clip: float = .2
     gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
-    kl_coef: float = 1e-3           # cost per token of the log-ratio to the stage's start | authors' code
+    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | authors' code (but
+    # its switch use_kl_in_reward is off)
+    kl_coef: float = 1e-3
     value_coef: float = .5          # weight of the value loss | ours
 
     # ---- SFT (stage 2)
 
-    # ShareGPT rows to learn from; empty = right ones sampled with stage 1's weights, and templates
+    # ShareGPT rows to learn from; empty = stage 1's right trajectories, and templates
     sft_data: str = ""
-    sft_sampled: int = 5000         # trajectories of stage 1, at most; not printed
+    sft_sampled: int = 5000         # of stage 1's right trajectories, at most; not printed
     sft_templates: int = 5000       # questions tried for template trajectories; not printed
-    think_weight: float = .001      # w, what a thought's tokens count | Table 5
+    think_weight: float = .001      # w, weight of a thought's token in the loss | Table 5
     # rank of LoRA; 0 = full weights; auto = 8 with thoughts, 0 without | sec. 3.5
     sft_lora: Literal["auto"] | int = "auto"
-    sft_lr: float = 1e-4            # of adapters, after a tenth of warm-up | sec. 3.4.2
-    sft_full_lr: float = 1e-5       # of full weights, after a hundredth | sec. 3.4.2
-    sft_epochs: int = 3             # cosine over all of them | sec. 3.4.2
+    sft_lr: float = 1e-4            # of adapters; rises over the first tenth | sec. 3.4.2
+    sft_full_lr: float = 1e-5       # of full weights; rises over the first hundredth | sec. 3.4.2
+    sft_epochs: int = 3             # the rate falls as one cosine over all | sec. 3.4.2
     sft_batch: int = 4              # conversations per update | sec. 3.4.2
 
 
@@ -137,14 +138,15 @@ class Config(flags.PolicyFlags):
 STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 TAG = r"</?(?:think|tool_call|answer)>"
-NO_TAG = f"(?!{TAG})"                       # no tag begins here
-INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # between two tags: text that is not blank and has no tag
-# ACTION is what the agent obeys, ROUND what the format reward accepts. A round is a turn and its reply.
+NO_TAG = f"(?!{TAG})"                       # no tag begins here; consumes nothing
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # text between two tags: not blank, without a tag in it
+ACT = rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*"
+# A round is a turn and its reply. ACTION is what the agent obeys, ROUND what the format reward accepts.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 ROUND = {
-    "on": re.compile(rf"\s*<think>{INSIDE}</think>\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
-    "off": re.compile(rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*", re.DOTALL),
+    "on": re.compile(rf"\s*<think>{INSIDE}</think>{ACT}", re.DOTALL),
+    "off": re.compile(ACT, re.DOTALL),
 }
 
 
@@ -152,12 +154,12 @@ def opening(tokenizer, think):
     """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids), tokenised as they are before a "<"
     return ids
 
 
 def render_prompt(tokenizer, question, cfg):
-    """Token ids of the first prompt; question.type is the graph's name."""
+    """Token ids of the first prompt. question.type is the name of the graph that it is asked of."""
     asked = question.question
     if chat.is_tiny(tokenizer):     # its chat template drops the system prompt, which names the graph
         asked = f"{question.type} : {asked}"
@@ -167,16 +169,16 @@ def render_prompt(tokenizer, question, cfg):
 
 
 def render_observation(tokenizer, turn_ids, text, think):
-    """Ids behind a turn: a tool's reply as a user's message (sec. 3.1), and where the next turn begins. An
-    end mark that the turn sampled itself is not written again."""
+    """Ids between a turn and the next one: the tool's reply as a user's message (sec. 3.1). They begin with
+    the end-of-message mark, unless the turn sampled one itself."""
     shown = chat.Foreign(text)
     reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
     return reply + opening(tokenizer, think)
 
 
 def read_round(text):
-    """What a turn does: ("call", (tool, arguments) or Fault), ("answer", text, or None where it is blank), or
-    ("", None). Closed thoughts are not read; of several calls and answers the last one is.
+    """What a turn does: ("call", (tool, arguments) or Fault), ("answer", text; None if blank) or ("", None).
+    Closed thoughts are not read; of several calls and answers the last one is.
 
     >>> read_round('<think> I answer </think> <answer> Rome </answer>')
     ('answer', 'Rome')
@@ -188,7 +190,7 @@ def read_round(text):
     if kind == "answer":
         return "answer", inside.strip() or None
     try:
-        tool, arguments = parse_tool_call(inside)
+        tool, arguments = parse_tool_call(inside)  # a known tool, exactly its arguments, in fixed order
     except Fault as fault:
         return "call", fault
     return "call", (tool, {name: value.strip() for name, value in arguments.items()})
@@ -197,8 +199,11 @@ def read_round(text):
 # ---------------------------------------------------------------- agent (sec. 3.1)
 
 async def play(player, question, name):
-    """One trajectory: think, call a tool, read, …, answer. question.type is the graph it is asked of; name is
-    part of its seeds. Ends at an answer, no action, the last round, or too little room for a full turn."""
+    """One trajectory: think, call a tool, read, …, answer. Ends at an answer, no action, the last round, or
+    too little room for a full turn. name is part of its seeds.
+
+    player (common/agent.py): the question's prompt_ids, policy (engine, tokenizer), search (calls the tools),
+    cfg, seed, temperature."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     turns = []
     while True:
@@ -209,8 +214,8 @@ async def play(player, question, name):
             temperature=player.temperature,
             seed=stable_seed(player.seed, name, len(turns)),
         )
-        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)
-        # trained on are the sampled ids, the stop string's too; prompt and replies have mask 0 (collate)
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # without an end-of-sequence token
+        # these ids are learned, with the stop string's; prompt and replies get response_mask 0 (collate)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
@@ -221,13 +226,18 @@ async def play(player, question, name):
         if player.watch:  # --ask shows it
             player.watch(turn)
         room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
-        if not calls_a_tool or room < cfg.max_turn:  # (then nobody reads the last reply)
-            info = result_of(turns, question, cfg)
-            return Trajectory(question.id, player.prompt_ids, turns, info.em, info=info)
+        if not calls_a_tool or room < cfg.max_turn:  # without room for a full turn the reply stays unread
+            info = result_of(turns, question, cfg)  # em is also the reward, until train sets its own
+            return Trajectory(question.id, player.prompt_ids, turns, reward=info.em, info=info)
+
+
+# For common/agent.py: player() renders the prompt, evaluate() plays each question once, ask() is --ask.
+# rows_of: the ShareGPT rows that --collect writes.
+AGENT = Agent("omne_r1", play, prompt=render_prompt, rows_of=lambda t, q: [sampled_row(t, q)])
 
 
 async def reply_to(tools, action, question, cfg):
-    """The tool's reply, or why the call cannot be made."""
+    """The tool's reply, or an error text that says why the call cannot be made."""
     if isinstance(action, Fault):
         return f"Error: {action.detail}."
     tool, arguments = action
@@ -239,8 +249,8 @@ async def reply_to(tools, action, question, cfg):
 
 @dataclass
 class Result(Outcome):
-    """A trajectory's outcome: answer, problem (of the format), em, f1, searches (calls, also one in the last
-    round, which gets no reply), and:"""
+    """What a trajectory came to: answer, problem of the format, em, f1, searches (number of calls, with one
+    in the last round, which gets no reply), and:"""
     normalised: float = 0.0     # exact match under SQuAD's normalisation
     format: float = 0.0         # share of the rounds in the right format
     repetitions: int = 0        # calls that repeat an earlier one (sec. 3.5)
@@ -261,13 +271,8 @@ def result_of(turns, question, cfg):
     right_format = [round_is_right(turn.text, cfg.think, last=turn is turns[-1]) for turn in turns]
     rounds = [read_round(turn.text) for turn in turns]
     calls_made = [action for kind, action in rounds if kind == "call"]
-    faults = Counter()
-    readable = []
-    for action in calls_made:
-        if isinstance(action, Fault):
-            faults[action.name] += 1
-        else:
-            readable.append(action)
+    readable = [action for action in calls_made if not isinstance(action, Fault)]
+    faults = Counter(action.name for action in calls_made if isinstance(action, Fault))
     distinct = {(tool, *arguments.values()) for tool, arguments in readable}
     wrong_graph = sum(arguments["graph_type"] != question.type for _, arguments in readable)
     if wrong_graph:
@@ -275,7 +280,7 @@ def result_of(turns, question, cfg):
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
-    problem = ""  # (of the right format is a last round with an answer alone)
+    problem = ""  # in the right format the last round has an answer
     if not all(right_format):
         problem = "no answer" if answer is None else "form"
     return Result(
@@ -291,8 +296,9 @@ def result_of(turns, question, cfg):
 
 
 def accuracy(answer, gold):
-    """em: equal as the tools print names, blanks apart (sec. 4.1.2); the authors' code has `normalised` for
-    it. The gold answer is a node's name, which has no other."""
+    """em: answer and gold are equal as the tools print names (one_line: one blank for several, tags made
+    harmless; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
+    gold answer."""
     said, gold = one_line(answer or ""), one_line(gold)
     if not said:
         return {}
@@ -301,27 +307,24 @@ def accuracy(answer, gold):
 
 
 def round_is_right(text, think, last):
-    """Exactly one thought (--think off: none), then one readable call; in the last round alone the answer."""
-    form = ROUND[think].fullmatch(text)
-    if not form or (form[1] == "answer") != last:
+    """Exactly one thought (--think off: none), then one readable call, in the last round the answer."""
+    match = ROUND[think].fullmatch(text)
+    if not match or (match[1] == "answer") != last:
         return False
     return last or not isinstance(read_round(text)[1], Fault)
 
 
 def pattern_of(calls_made, answer):
-    """The tools of a trajectory in one word: m = entity_matcher, n = node_info, x = not readable; then a = an
-    answer, - = none. The standard pattern (sec. 4.2.4) is m n n … a, as a regex mn+a."""
+    """The calls of a trajectory as letters: m = entity_matcher, n = node_info, x = not readable; then a = an
+    answer, - = none. The standard pattern (sec. 4.2.4) is m, then some n, then a."""
     letters = {ENTITY_MATCHER: "m", NODE_INFO: "n"}
-    word = ""
-    for action in calls_made:
-        word += "x" if isinstance(action, Fault) else letters[action[0]]
-    end = "-" if answer is None else "a"
-    return word + end
+    tools = ["x" if isinstance(action, Fault) else letters[action[0]] for action in calls_made]
+    return "".join(tools) + ("-" if answer is None else "a")
 
 
 def rollouts(policy, tools, questions, cfg, *when):
-    """group_size trajectories per question, all played at once; each depends on its own seed alone, which is
-    made of the run's, of `when` (stage, step) and of the question."""
+    """group_size trajectories per question, all played at once. Each has seeds of its own, made of the run's
+    seed, `when` (stage, step), the question and its number there."""
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
@@ -352,44 +355,37 @@ REWARD = {"ppo": first_reward, "rl": third_reward}
 
 # ---------------------------------------------------------------- actor and critic (sec. 3.3.1)
 
-HEAD = "value_head.safetensors"
+HEAD = "value_head.safetensors"     # beside the policy's weights in a checkpoint
 
 
 class ActorCritic(torch.nn.Module):
-    """The policy, and V as a linear head on its hidden states: "both networks share an encoder", so V's
-    gradient goes into the policy's layers too. Saved as the policy's folder with value_head.safetensors,
-    which is read back of the checkpoint `resumed`."""
+    """The policy's model, and V as a linear head on its hidden states: "both networks share an encoder", so
+    V's gradient goes into the policy's layers too. resumed: the checkpoint to read the head from."""
 
-    def __init__(self, policy, resumed=None):
+    def __init__(self, model, resumed=None):
         super().__init__()
-        self.policy = policy
-        self.head = torch.nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
+        self.policy = model  # (checkpoints have this name)
+        self.head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
         if resumed:
             self.head.load_state_dict(load_file(str(Path(resumed) / HEAD)))
-        distributed.cut(self.head)  # over several ranks, as the policy is
-
-    @property
-    def device(self):
-        return self.policy.device
+        distributed.cut(self.head)  # on several GPUs it is sharded (FSDP), as the policy is
 
     def forward(self, batch, temperature):
-        """log-probs of the sampled tokens, and V of the states before them; both (B, T), 0 elsewhere."""
+        """log-probs of the sampled tokens, and V of the states before them: both (B, T), 0 elsewhere."""
         hidden = models.hidden_states(self.policy, batch)
         logprobs = models.token_logprobs(self.policy, batch, temperature, hidden=hidden)
         return logprobs, models.token_values(self.head, batch, hidden)
 
     def save_pretrained(self, folder, state_dict=None):
-        """state_dict: whole weights, where this rank has parts of them."""
-        policy, head = {}, {}
+        """state_dict: the gathered weights, given where each rank holds a shard."""
+        parts = {"policy": {}, "head": {}}
         for name, weight in (state_dict or self.state_dict()).items():
-            if name.startswith("head."):
-                head[name.removeprefix("head.")] = weight.cpu()
-            else:
-                policy[name.removeprefix("policy.")] = weight
-        self.policy.save_pretrained(folder, state_dict=policy)
-        save_file(head, f"{folder}/{HEAD}")
+            part, _, name = name.partition(".")
+            parts[part][name] = weight
+        self.policy.save_pretrained(folder, state_dict=parts["policy"])
+        save_file({name: weight.cpu() for name, weight in parts["head"].items()}, f"{folder}/{HEAD}")
 
 
 # ---------------------------------------------------------------- credit: GAE (sec. 3.3.1)
@@ -399,7 +395,7 @@ def gae(rewards, values, response_mask, gamma, lam):
     V(s_{t+1}) - V(s_t), where t + 1 is the next *sampled* token, and V = 0 behind the last one. (The
     authors' code does not skip observations.)
 
-    rewards, values (B, T): of sampled tokens, without gradient; what stands elsewhere is not read."""
+    rewards, values (B, T): of sampled tokens, without gradient; other positions are ignored."""
     response_mask = response_mask.bool()
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))       # (B,) A of the next sampled token
@@ -420,30 +416,30 @@ def token_rewards(batch, kl_coef):
     each. The KL penalty is part of the reward, so that V learns to predict it."""
     last = batch.response_mask.cumsum(1) == batch.response_mask.sum(1, keepdim=True)
     last = last & batch.response_mask                                   # (B, T)
-    final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)
+    final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)  # (B, 1)
     rewards = torch.where(last, final, 0.0)
-    if batch.ref_logprobs is not None:  # the authors set .001, but not the switch that uses it
+    if batch.ref_logprobs is not None:  # with --kl-coef 0 there are none
         log_ratio = batch.old_logprobs - batch.ref_logprobs
         rewards = rewards - kl_coef * torch.where(batch.response_mask, log_ratio, 0.0)
     return rewards
 
 
-def batches_of(actor, reference, trajectories, cfg):
-    """[Batch] of trajectories, with log-probs and V of the weights that sampled and log-probs of the
-    reference. Every rank has all trajectories and makes batches of its own part, and fillers of weight 0,
-    since all must do equally many passes; denominators are those of all ranks."""
-    batches = training.collate_parts(actor.policy, trajectories, cfg.micro_tokens, cfg.share_prefixes)
+def micro_batches(model, actor, reference, trajectories, cfg):
+    """[Batch] of this rank's share of the trajectories, with old_logprobs and values of the weights that
+    sampled, and ref_logprobs. A rank with less gets fillers (weight 0), so that all make equally many passes.
+    """
+    batches = training.collate_parts(model, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
             b.old_logprobs, b.values = actor(b, cfg.temperature)
             if reference is not None:   # a frozen model, or with --lora the policy without its adapters
-                with models.reference_weights(actor.policy, reference) as frozen:
+                with models.reference_weights(model, reference) as frozen:
                     b.ref_logprobs = models.token_logprobs(frozen, b, cfg.temperature)
     return batches
 
 
 def assign_credit(batches, cfg):
-    """Fills returns, and advantages that are whitened over all tokens of the step, other ranks' too. With
+    """Fills in returns, and advantages that are whitened over all tokens of the step, other ranks' too. With
     gamma = lam = 1: A_t = (reward - KL cost from t on) - V(s_t), then whitened; returns are not.
 
     If all rewards are equal, what is left of the advantages is the critic's error and the KL. Whitening
@@ -462,10 +458,9 @@ def assign_credit(batches, cfg):
 # ---------------------------------------------------------------- update
 
 def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask, clip, num_tokens):
-    """(policy loss, value loss, stats), both losses means over the mini-batch's num_tokens sampled tokens, of
-    which this may be a part; tensors (B, T).
-
-    L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip) A), r = pi / pi_old; mean (V - R)^2."""
+    """(policy loss, value loss, stats) of tensors (B, T). L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip)
+    A), r = pi / pi_old. L^value: mean (V - R)^2. num_tokens: sampled tokens of the whole mini-batch; both
+    losses are sums over this batch divided by it, so that those of its batches add up to the mean."""
     response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
@@ -480,93 +475,90 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
     return policy_loss, squares / num_tokens, stats
 
 
-GRAD_CLIP = 1.0     # largest norm of the gradient | ours, verl's
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | calls.CALLS
-del METRICS["rollout/flat_groups"]  # advantages are not compared within groups
+METRICS = records.PPO  # {what a step's row may hold: its caption}
 
 
-def train(run, stage, policy, initial, task):
-    """PPO with the reward of stage 1 (ppo) or 3 (rl), and a critic that begins at 0 in both. initial: folder
-    of the weights that the stage began with, for the KL."""
-    cfg = run.cfg
-    actor = ActorCritic(policy.model, run.folder.start)
-    reference = models.load_reference(policy.model, initial, cfg.lora) if cfg.kl_coef else None
-    optimizer = training.make_optimizer(actor.policy, cfg.lr, kind=cfg.optimizer)
+def train(run, stage, policy, source, split):
+    """PPO with the reward of stage 1 (ppo) or 3 (rl), and a critic that begins at 0 in both. source: the
+    weights that the stage began with, for the KL. split: training questions, and the tools as its retriever.
+    """
+    cfg, model, tools = run.cfg, policy.model, split.retriever
+    actor = ActorCritic(model, run.folder.start)  # folder.start: the checkpoint that --resume found, or None
+    reference = models.load_reference(model, source, cfg.lora) if cfg.kl_coef else None
+    # AdamW with weight decay .01, of the value head without; gradients are clipped at norm 1 | ours, verl's
+    optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
-    learner = replace(policy, model=actor)  # saved in checkpoints
-    for step, row in run.steps(learner, optimizer, cfg.steps, label=f"{stage} | "):
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # the policy's and the head's
+    saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
+    # after each body run.steps logs its row, evaluates and saves
+    for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{stage} | "):
+        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
 
-        # 1. sample
-        seed = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(task.questions, step, cfg.questions_per_step, seed)
+        # 1. sample, with the current weights
+        order = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
         with run.sampling(policy, row):
-            trajectories = rollouts(policy, task.retriever, questions, cfg, stage, step)
+            trajectories = rollouts(policy, tools, questions, cfg, stage, step)
 
         # 2. score whole trajectories; token_rewards puts this on their last sampled tokens
         for t in trajectories:
             t.reward = REWARD[stage](t)
-        row |= calls.rollout_metrics(trajectories, task.retriever)
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
-        seed = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # all of them, once
-        parts = [shuffled[i:i + cfg.mini_batch] for i in range(0, len(shuffled), cfg.mini_batch)]
+        order = stable_seed(cfg.seed, "parts", step)
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), order)  # all of them, once
+        mini_batches = []  # (micro-batches of this rank, sampled tokens on all ranks)
         with timed(row, "time/old_logprobs"):
-            prepared = [batches_of(actor, reference, part, cfg) for part in parts]
+            for i in range(0, len(shuffled), cfg.mini_batch):
+                part = shuffled[i:i + cfg.mini_batch]
+                num_tokens = sum(t.sampled_tokens for t in part)
+                mini_batches.append((micro_batches(model, actor, reference, part, cfg), num_tokens))
 
         # 4. credit, per sampled token: tools' replies have mask 0 in GAE, whitening and both losses
-        everything = [b for batches in prepared for b in batches]
-        assign_credit(everything, cfg)
-        row |= calls.critic_metrics(everything)
-        credit = calls.credit_of(everything, cfg.gamma, cfg.lam)
-        row["sample"] = calls.sample_record(trajectories, questions, step, cfg.group_size, turn_label, credit)
+        all_batches = [b for batches, _ in mini_batches for b in batches]
+        assign_credit(all_batches, cfg)
+        row |= records.step_row(trajectories, all_batches, questions, tools, step, cfg, turn_label)
 
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
-        meter = training.Meter(everything, cfg.sampler_correction, cfg.epochs)
-        mini_batches = list(zip(parts, prepared, strict=True))
-        for part, batches in cfg.epochs * mini_batches:
-            # sampled tokens of the mini-batch on all ranks: each counts the same, whatever its trajectory
-            num_tokens = sum(t.sampled_tokens for t in part)
-            for b in batches:  # micro-batches of this rank, for memory alone
+        meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums up losses and stats
+        for batches, num_tokens in cfg.epochs * mini_batches:
+            for b in batches:  # for memory alone: gradients add up, over batches and over ranks
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
-                # by default b.advantages, else times p of the trainer over p of the engine
+                # --sampler-correction multiplies them by the trainer's probability over the engine's
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
                     cfg.clip, num_tokens)
                 loss = policy_loss + cfg.value_coef * value_loss
-                (loss * b.weight).backward()
+                (loss * b.weight).backward()  # weight 1; of a filler 0
                 meter.add(loss, stats, b.weight)
-            norm = training.clip_gradient(actor, GRAD_CLIP)
-            if meter.end_update(norm):  # else nothing is learned from this mini-batch
+            norm = training.clip_gradient(actor)
+            if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
-        row |= calls.update_metrics(meter)
+        row |= records.update_metrics(meter)
 
 
 # ---------------------------------------------------------------- stage 2: rows to learn from (sec. 3.4)
 
-def sampled_rows(cfg, policy, task, file):
+def sampled_rows(cfg, policy, split, file):
     """(a) ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
-    temperature and turn limit. file: what became of each question, so that nothing is sampled twice."""
+    temperature and turn limit. file: a line per question played, so that a resumed run plays none again."""
     rng = random.Random(stable_seed(cfg.seed, "sft"))
-    questions = rng.sample(task.questions, len(task.questions))
+    questions = rng.sample(split.questions, len(split.questions))
     one_each = replace(cfg, group_size=1)
     lines = Lines(file)
-    row_of = {line["id"]: line["row"] for line in lines.rows}   # None: not answered right
+    row_of = {line["id"]: line["row"] for line in lines.rows}   # None: its reward was not 1
     rows = []
     policy.engine.sync(policy.model)
     with Progress("trajectories of stage 1") as progress:
         for start in range(0, len(questions), 128):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]
-            trajectories = rollouts(policy, task.retriever, batch, one_each, "sft")
+            trajectories = rollouts(policy, split.retriever, batch, one_each, "sft")
             for t, q in zip(trajectories, batch, strict=True):
-                row_of[q.id] = None
-                if t.info.em == 1 and not t.info.problem:
-                    row_of[q.id] = sampled_row(t, q)
-                if distributed.rank() == 0:
+                right = t.info.em == 1 and not t.info.problem
+                row_of[q.id] = sampled_row(t, q) if right else None
+                if distributed.rank() == 0:  # every rank has all trajectories
                     lines.add({"id": q.id, "row": row_of[q.id]})
             rows = [row_of[q.id] for q in questions if row_of.get(q.id)]
             progress(min(len(rows), cfg.sft_sampled), cfg.sft_sampled)
@@ -582,23 +574,22 @@ def sampled_row(trajectory, question):
     return sharegpt_row(question, said, replies, "sampled")
 
 
-def template_rows(cfg, task):
+def template_rows(cfg, split):
     """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
-    replies, and thoughts in ready wordings. Left out (and counted): those where a tool does not show the next
-    node."""
-    known = [q for q in task.questions if q.evidences]
+    replies, and thoughts in ready wordings. Skips, and counts, a question if a tool does not show the next
+    node of its path."""
+    known = [q for q in split.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
     rows = []
     with Progress("template trajectories") as progress:
         for number, question in enumerate(known, 1):
             planned = template_calls(question)
-            replies = task.retriever.search(planned, cfg.matches)
+            replies = split.retriever.search(planned, cfg.matches)
             if path_is_shown(question, planned, replies):
                 acts = [written(call) for call in planned] + [f"<answer> {question.answers[0]} </answer>"]
-                said = []
-                for thought, act in zip(thoughts(question, cfg.seed), acts, strict=True):
-                    said.append(f"<think> {thought} </think> {act}")
+                both = zip(thoughts(question, cfg.seed), acts, strict=True)
+                said = [f"<think> {thought} </think> {act}" for thought, act in both]
                 rows.append(sharegpt_row(question, said, replies, "template"))
             progress(number, len(known))
     if len(rows) < len(known):
@@ -616,8 +607,8 @@ def template_calls(question):
 
 
 def thoughts(question, seed=0):
-    """A thought before each call along a question's path and one before the answer, in the ready wordings
-    (their words are in the appendix)."""
+    """A thought before each call along a question's path and one before the answer, in the ready wordings of
+    the appendix."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     said = [rng.choice(STARTS).format(subject=question.evidences[0][0])]
     known = ""
@@ -625,22 +616,20 @@ def thoughts(question, seed=0):
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
         said.append(with_fillers(rng, known, plan))
         known = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = with_fillers(rng, said[0])  # last, since the numbers of results/ were drawn so
+    said[0] = with_fillers(rng, said[0])  # drawn after the others: results/ depends on this order
     return [*said, with_fillers(rng, known, rng.choice(ENDS))]
 
 
 def with_fillers(rng, *parts):
-    """A thought nearly twice as long as a call: what matters, and one or two fillers around it."""
+    """The parts behind a filler, and often before a second one; a part alone always has two."""
     said = [part for part in parts if part]
-    count = 1
-    if len(said) < 2 or rng.random() < .5:
-        count = 2
-    first, *second = rng.sample(FILLERS, count)
+    two = len(said) < 2 or rng.random() < .5
+    first, *second = rng.sample(FILLERS, 1 + two)
     return " ".join([first, *said, *second])
 
 
 def path_is_shown(question, planned, replies):
-    """Whether each reply has the next call's name, the last one the answer. If a name was cut off
+    """Whether each reply shows the name in the next call, and the last one the answer. If a name was cut off
     (--max-edges), the row would teach the model to guess it."""
     named = [call.node_name for call in planned[1:]] + question.answers[:1]
     return all(one_line(name) in text for name, text in zip(named, replies, strict=True))
@@ -665,26 +654,27 @@ def sharegpt_row(question, said, replies, source):
     }
 
 
-def sft_rows(cfg, task):
+def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
-        return plumbing.read_conversations(cfg.sft_data, task.evaluated)
-    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
+        return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
+    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)  # stage1: its weights, if needed
     file = folder / "sharegpt.jsonl"
     if not file.exists():
         rows = []
         if cfg.sft_sampled:
             policy = Run(cfg).policy(stage1, trains=False)
-            rows = sampled_rows(replace(cfg, think="on"), policy, task, folder / "sampled.jsonl")
-        distributed.once(lambda: plumbing.write_conversations(folder, rows + template_rows(cfg, task)))
-    return plumbing.read_conversations(file, task.evaluated)
+            rows = sampled_rows(replace(cfg, think="on"), policy, split, folder / "sampled.jsonl")
+        distributed.once(lambda: plumbing.write_conversations(folder, rows + template_rows(cfg, split)))
+    return plumbing.read_conversations(file, split.evaluated)
 
 
 # ---------------------------------------------------------------- stage 2: Algorithm 1
 
 def conversation_of(tokenizer, row, cfg, apart=True):
-    """The Trajectory that a ShareGPT row teaches. Without thoughts it is the same row, stripped. apart: see
-    encode_turn."""
+    """The Trajectory that a ShareGPT row teaches. With --think off the thoughts are cut out of the same row.
+    A turn is its text: the end-of-message mark belongs to the reply and is not learned. apart: see
+    encode_turn; the warm-up alone has False."""
     question = data.Question(row["id"], row["question"], [], type=row["graph_type"])
     prompt_ids = render_prompt(tokenizer, question, cfg)
     turns = []
@@ -694,26 +684,23 @@ def conversation_of(tokenizer, row, cfg, apart=True):
             if cfg.think == "off":
                 text = THOUGHT.sub("", text).strip()
             if not text:
-                raise data.DataError(f"conversation {row['id']}: of a message of thoughts alone --think off "
-                                     "has nothing left")
+                raise data.DataError(f"conversation {row['id']}: a message has only thoughts, so --think off "
+                                     "leaves nothing of it")
             ids = encode_turn(tokenizer, text, apart)
-            turns.append(Turn(ids, [0.0] * len(ids), "", text))
+            turns.append(Turn(ids, [0.0] * len(ids), "", text))  # no sampler, no log-probs
         else:
             turn = turns[-1]
             turn.observation = message["value"]
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
-    return Trajectory(row["id"], prompt_ids, turns, info=calls.Taught(source=row.get("source", "")))
+    return Trajectory(row["id"], prompt_ids, turns, info=records.Taught(source=row.get("source", "")))
 
 
 def encode_turn(tokenizer, text, apart=True):
-    """Ids of a turn that somebody wrote: its tags are tags, and nothing else in it is. apart: each tag is
-    encoded by itself, so that Algorithm 1 finds it also where a tokenizer has several tokens for one; else
-    the ids are those that a policy would sample."""
-    parts = []
-    for part in re.split(f"({TAG})", text):
-        if not re.fullmatch(TAG, part):
-            part = chat.Foreign(part)
-        parts.append(part)
+    """Ids of a turn that the policy did not sample; nothing in it but its tags can become a special token.
+    apart: each tag is encoded alone, so that Algorithm 1 finds its ids even if a tokenizer splits it; else
+    the turn has the ids that a policy would sample."""
+    parts = re.split(f"({TAG})", text)  # text, tag, text, …
+    parts[::2] = map(chat.Foreign, parts[::2])
     if not apart:
         return chat.encode(tokenizer, *parts)[1]
     return [i for part in parts for i in chat.encode(tokenizer, part)[1]]
@@ -740,85 +727,78 @@ def starts_of(ids, row):
     return [i for i in range(len(row) - len(ids) + 1) if row[i:i + len(ids)] == list(ids)]
 
 
-def sft_weights(batch, start_ids, end_ids, weight):
-    """The weights of what is learned, (B, T), 0 elsewhere."""
-    labels = torch.where(batch.response_mask, batch.input_ids, -100)
-    return torch.where(batch.response_mask, think_weights(labels, start_ids, end_ids, weight), 0.0)
-
-
 def weighted_loss(logprobs, weights, total):
-    """Algorithm 1, lines 16 to 30: sum of w (-log p) / total, of (B, T) with weights 0 where nothing is
-    learned. total: the sum of the weights of all that is averaged over, of which this may be a part (of the
-    number of rows, where each row's weights sum to 1); at most 1e-8 gives 0."""
+    """Algorithm 1, lines 16 to 30: sum of w (-log p) / total; both (B, T), w = 0 where nothing is learned.
+    total: the sum of w over all that is averaged, of which this may be a part; if each row's w sum to 1, it
+    is the number of rows. total <= 1e-8 gives 0."""
     loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
     return loss / total
 
 
-def weighted_sft_loss(model, batch, weights, total):
-    """weighted_loss of a batch's sampled tokens; on CUDA in one pass over the logits."""
-    hidden = models.hidden_states(model, batch)
-    if hidden.is_cuda:
-        return calls.fused_loss(model, batch, weights, total, hidden)
-    return weighted_loss(models.token_logprobs(model, batch, hidden=hidden), weights, total)
-
-
 MAX_LENGTH = 6144       # tokens; longer conversations are left out | sec. 3.4.2
-UPDATES_PER_STEP = 25   # of stage 2, in one line of metrics
-SFT_METRICS = STEP | UPDATE | calls.WEIGHTED
+UPDATES_PER_STEP = 25   # of SFT: a step is here a line of metrics.jsonl
+SFT_METRICS = records.SFT
 
 
 def train_sft(run, policy, examples):
-    """Stage 2: sft_epochs over the conversations ([Trajectory]), one cosine over all of it."""
+    """Stage 2: sft_epochs over the conversations ([Trajectory])."""
     cfg, model = run.cfg, policy.model
     _, start_ids = chat.encode(policy.tokenizer, "<think>")
     _, end_ids = chat.encode(policy.tokenizer, "</think>")
     peak, warmup = cfg.sft_full_lr, .01
-    if cfg.sft_lora:
+    if cfg.sft_lora:  # a number by now: plumbing.stages_of has replaced "auto"
         peak, warmup = cfg.sft_lr, .1
     optimizer = training.make_optimizer(model, peak, kind=cfg.optimizer)
     updates = math.ceil(len(examples) * cfg.sft_epochs / cfg.sft_batch)
     for step, row in run.steps(policy, optimizer, math.ceil(updates / UPDATES_PER_STEP), label="sft | "):
         meter = training.Meter()
         for number in range((step - 1) * UPDATES_PER_STEP, min(step * UPDATES_PER_STEP, updates)):
-            # 1. some conversations, and their rate
+            # 1. the next conversations of an epoch in random order, and the rate
             order = stable_seed(cfg.seed, "sft order")
             chosen = data.batch_of_step(examples, number + 1, cfg.sft_batch, order)
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
             # 2. the update: Algorithm 1's weighted mean over each conversation, then the mean over the
-            # conversations of the update, on all ranks: the divisor is their number
+            # conversations of the update: the divisor is their number on all ranks
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
-                weights = sft_weights(b, start_ids, end_ids, cfg.think_weight)      # (B, T), 0 outside turns
+                labels = torch.where(b.response_mask, b.input_ids, -100)
+                weights = think_weights(labels, start_ids, end_ids, cfg.think_weight)
+                weights = torch.where(b.response_mask, weights, 0.0)                # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
-                loss = weighted_sft_loss(model, b, shares, len(chosen))
-                (loss * b.weight).backward()  # weight 0: another rank's batch, here only to keep step
+                hidden = models.hidden_states(model, b)
+                if hidden.is_cuda:  # weighted_loss in one pass over the logits
+                    loss = records.fused_loss(model, b, shares, len(chosen), hidden)
+                else:
+                    logprobs = models.token_logprobs(model, b, hidden=hidden)       # (B, T)
+                    loss = weighted_loss(logprobs, shares, len(chosen))
+                (loss * b.weight).backward()  # weight 1; of a filler 0
                 stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
-            norm = training.clip_gradient(model, GRAD_CLIP)
+            norm = training.clip_gradient(model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
             optimizer.zero_grad()
-        row |= calls.update_metrics(meter)
+        row |= records.update_metrics(meter)
 
 
 # ---------------------------------------------------------------- evaluate
 
-def evaluate(policy, task, cfg, progress):
-    """One trajectory per question. Returns (rows, summary)."""
+def evaluate(policy, split, cfg, progress):
+    """One trajectory per question. Returns (rows, summary). records.NUMBERS: what the summary averages."""
     if cfg.stage == "direct":
-        return DIRECT.evaluate(policy, task, cfg, progress, calls.direct_prediction, calls.DIRECT)
-    prediction = partial(calls.prediction, label=turn_label)
-    rows, summary = AGENT.evaluate(policy, task, cfg, progress, prediction, calls.EVALUATED)
-    return rows, summary | calls.patterns_and_faults(rows)
+        return DIRECT.evaluate(policy, split, cfg, progress, records.direct_row, records.DIRECT_NUMBERS)
+    prediction = partial(records.prediction, label=turn_label)
+    rows, summary = AGENT.evaluate(policy, split, cfg, progress, prediction, records.NUMBERS)
+    return rows, summary | records.patterns_and_faults(rows)
 
 
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-# Table 8. label of folder and row: (what the stage does, with thoughts or without; sec. 3.5)
+# rows of Table 8, labels of folders: (value of --stage, of --think; sec. 3.5)
 STAGES = {
     "base": ("eval", "on"),
     "stage1": ("ppo", "on"),
@@ -831,61 +811,59 @@ STAGES = {
 
 @program()
 def main(argv=None):
-    """The stages of --stage, each in a run folder of its own. What can be refused without reading data is
-    refused first."""
+    """The stages of --stage, each in a run folder of its own. Checks that need no data come first."""
     cfg = parse_args(argv)
     if cfg.ask:
         run = Run(cfg, "omne_r1")
         tools, question, evaluated = graph_questions.asked(cfg)
         return AGENT.ask(run, start_weights(cfg, "eval", evaluated), tools, question)
-    stages, runs = plumbing.stages_of(cfg, STAGES), []
-    free = ("stage", "curve_questions")  # --resume may go on with others
+    stages = plumbing.stages_of(cfg, STAGES)  # {label: (kind, the stage's cfg)}
+    runs = []
+    free = ("stage", "curve_questions")  # --resume may change these flags
     for label, (kind, settings) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(settings, "omne_r1", table, label, free, saves=kind in TRAINS))
     if cfg.stage == "rl":
-        start_weights(cfg, "rl")  # refuses where stage 2 is missing
-    task, evals = distributed.first(graph_questions.load, cfg)
+        start_weights(cfg, "rl")  # an error if stage 2 is missing
+    split, evals = distributed.first(graph_questions.load, cfg)
     tell(cfg, cfg.steps)  # what will happen
     for run in runs:
-        run_stage(run, stages[run.name][0], task, evals)
+        run_stage(run, stages[run.name][0], split, evals)
     from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", plumbing.folder_of(cfg), list(stages))
 
 
-def run_stage(run, kind, task, evals):
+def run_stage(run, kind, split, evals):
     """Trains and evaluates, or only evaluates. --resume skips a complete stage."""
     cfg, folder = run.cfg, run.folder
     steps = cfg.steps if kind in REWARD else 0
     if folder.is_done(steps, evals):
         return
-    initial = start_weights(cfg, kind, evals[0].evaluated)
-    lora = cfg.lora
-    if kind == "sft":
-        lora = cfg.sft_lora
-        rows = sft_rows(cfg, task)
-    # a reference in memory; with adapters it is the base with them off
-    frozen = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
+    source = start_weights(cfg, kind, evals[0].evaluated)
+    lora = cfg.sft_lora if kind == "sft" else cfg.lora
+    rows = sft_rows(cfg, split) if kind == "sft" else []
+    # the KL's reference is a second model in memory; with adapters it is the policy without them
+    references = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
-    policy = run.policy(folder.start or initial, trains, frozen, lora=lora)
-    task, *evals = AGENT.within_limit(policy, [task, *evals], cfg)
-    fewer = graph_questions.fewer(evals, cfg.curve_questions)  # of each set, between steps
+    policy = run.policy(folder.start or source, trains, references, lora=lora)
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # --max-prompt
+    fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
     with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
             examples = [conversation_of(policy.tokenizer, row, cfg) for row in rows]
-            train_sft(run, policy, calls.to_learn(folder, examples, MAX_LENGTH, turn_label))
+            train_sft(run, policy, records.to_learn(folder, examples, MAX_LENGTH, turn_label))
         elif trains:
-            train(run, kind, policy, initial, task)
-        run.evaluate(evals=evals, initial=run.name == "base")
+            train(run, kind, policy, source, split)
+        run.evaluate(evals=evals, initial=run.name == "base")  # of the base: says if nothing can be learned
 
 
 def start_weights(cfg, kind, evaluated=frozenset()):
-    """A folder or hub id: of stages 1 and 2 the base, of stage 3 what stage 2 left. Adapters are folded into
-    the model that they belong to. evaluated: fingerprints of the questions that a warm-up leaves out."""
+    """The weights that a stage begins with, a folder or hub id: stage 3 with stage 2's, others with the base.
+    Adapters are merged into their model. evaluated: fingerprints of questions that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
-        stage = f"sft-{plumbing.NAMED[cfg.think]}"
+        stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
@@ -896,9 +874,8 @@ def start_weights(cfg, kind, evaluated=frozenset()):
 
 
 def parse_args(argv=None):
-    """The flags, over the paper's defaults or the embedded world's."""
-    cfg = flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph"))
-    return plumbing.check(cfg)
+    """The flags, over the paper's defaults or, without --model and --graph, the embedded world's."""
+    return plumbing.check(flags.parse("omne_r1", Config, __doc__, argv, ends_world=("--model", "--graph")))
 
 
 # ================================================================ appendix: the paper's prompts, and plumbing
@@ -951,69 +928,39 @@ for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs
 
 # ---------------------------------------------------------------- ready wordings of thoughts (sec. 3.4; ours)
 #
-# A language model's thoughts are long, varied and partly void. So are these: a method that counts thoughts
-# for less than calls is only put to the test where thoughts are worth it.
+# A language model's thoughts are long, varied and partly void, and so are these: Algorithm 1 weighs thoughts
+# down, which matters only if they have many tokens.
 
-FILLERS = (
-    "okay let us try to figure this out step by step",
-    "wait but I am not sure about this yet",
-    "hmm let me think about it once more",
-    "well this is a question that needs some care",
-    "let me see what is known so far and what is not",
-    "alright first things first then the rest",
-    "I should not hurry here and look closely",
-    "maybe there is another way to see it but go on",
-    "it could be that I am wrong so let me check",
-    "good now this looks like the right way to go",
-)
-PLANS = (
-    "the next thing to look for is the {relation} of {subject}",
-    "now I need the {relation} of {subject} from the graph",
-    "so the {relation} of {subject} comes next",
-    "what is missing is the {relation} of {subject}",
-    "the edge for the {relation} of {subject} should tell",
-    "to go on one must know the {relation} of {subject}",
-    "I will read the node for the {relation} of {subject}",
-    "from here the {relation} of {subject} leads further",
-    "the question wants the {relation} of {subject} first",
-    "let me get the {relation} of {subject} with the tool",
-)
-FOUND = (
-    "the graph says the {relation} is {found}",
-    "there it is the {relation} is {found}",
-    "from the edges the {relation} is {found}",
-    "so I have found that the {relation} is {found}",
-    "the answer of the tool shows the {relation} is {found}",
-    "one edge tells that the {relation} is {found}",
-    "it is clear now the {relation} is {found}",
-    "this means the {relation} is {found}",
-    "reading the node the {relation} is {found}",
-    "the {relation} is {found} as the graph has it",
-)
-STARTS = (
-    "the question begins with {subject} so find that entity",
-    "first I must locate {subject} in the graph",
-    "the place to start is {subject}",
-    "let me match the name {subject} before anything else",
-    "the only name given is {subject} and it has to be found",
-    "the question names {subject} so that is what to match",
-    "without the entity {subject} there is no way to go on",
-    "I begin by looking for {subject} among the names",
-    "{subject} is where the path starts so let me find it",
-    "what I have is the name {subject} and no more",
-)
-ENDS = (
-    "that is all the question asks for",
-    "nothing is left to look up",
-    "this must be the answer",
-    "now I can say the answer",
-    "the path is at its end here",
-    "with that the question is answered",
-    "so this is what was wanted",
-    "no more calls are needed for this",
-    "everything on the way has been found",
-    "it only remains to write it down",
-)
+def phrases(text):
+    """The phrases of a text, which have semicolons between them."""
+    return tuple(" ".join(phrase.split()) for phrase in text.split(";"))
+
+
+FILLERS = phrases("""okay let us try to figure this out step by step; wait but I am not sure about this yet;
+    hmm let me think about it once more; well this is a question that needs some care; let me see what is
+    known so far and what is not; alright first things first then the rest; I should not hurry here and look
+    closely; maybe there is another way to see it but go on; it could be that I am wrong so let me check; good
+    now this looks like the right way to go""")
+PLANS = phrases("""the next thing to look for is the {relation} of {subject}; now I need the {relation} of
+    {subject} from the graph; so the {relation} of {subject} comes next; what is missing is the {relation} of
+    {subject}; the edge for the {relation} of {subject} should tell; to go on one must know the {relation} of
+    {subject}; I will read the node for the {relation} of {subject}; from here the {relation} of {subject}
+    leads further; the question wants the {relation} of {subject} first; let me get the {relation} of
+    {subject} with the tool""")
+FOUND = phrases("""the graph says the {relation} is {found}; there it is the {relation} is {found}; from the
+    edges the {relation} is {found}; so I have found that the {relation} is {found}; the answer of the tool
+    shows the {relation} is {found}; one edge tells that the {relation} is {found}; it is clear now the
+    {relation} is {found}; this means the {relation} is {found}; reading the node the {relation} is {found};
+    the {relation} is {found} as the graph has it""")
+STARTS = phrases("""the question begins with {subject} so find that entity; first I must locate {subject} in
+    the graph; the place to start is {subject}; let me match the name {subject} before anything else; the only
+    name given is {subject} and it has to be found; the question names {subject} so that is what to match;
+    without the entity {subject} there is no way to go on; I begin by looking for {subject} among the names;
+    {subject} is where the path starts so let me find it; what I have is the name {subject} and no more""")
+ENDS = phrases("""that is all the question asks for; nothing is left to look up; this must be the answer; now
+    I can say the answer; the path is at its end here; with that the question is answered; so this is what was
+    wanted; no more calls are needed for this; everything on the way has been found; it only remains to write
+    it down""")
 
 # ---------------------------------------------------------------- direct answers (Table 2)
 
@@ -1024,8 +971,8 @@ def bare_prompt(tokenizer, question, cfg):
 
 
 async def answer_directly(player, question, name):
-    """A Trajectory of one turn, from memory, without tools. The answer is all that stands behind the
-    thoughts, so that em is strict: a judge can say which are right (common/of_omne/judge.py)."""
+    """A Trajectory of one turn, from memory, without tools. The answer is all text behind the thoughts, so em
+    is strict; common/of_omne/judge.py has a model judge it instead."""
     g = await player.policy.engine.generate(
         player.prompt_ids,
         stop=(),
@@ -1040,14 +987,6 @@ async def answer_directly(player, question, name):
     return Trajectory(question.id, player.prompt_ids, [turn], info.em, info=info)
 
 
-# ---------------------------------------------------------------- the agents, for what common/agent.py does
-
-AGENT = Agent(
-    "omne_r1",
-    play,
-    prompt=render_prompt,
-    rows_of=lambda trajectory, question: [sampled_row(trajectory, question)],
-)
 DIRECT = Agent("omne_r1", answer_directly, prompt=bare_prompt)
 
 

@@ -17,7 +17,7 @@ DATACLASS = "from dataclasses import dataclass, field"
 TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
 inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths likeliest draw sample_paths
-greedy_paths beam_search grow_beams rewarded returns_of same_state baselines advantages_of ppo_loss
+greedy_paths beam_search grow_beams rewarded returns_of state_key baselines advantages_of ppo_loss
 actions_taken"""
 
 # piece: its files, each (name, its import lines, {our file: names, or "*" for all of it})

@@ -504,10 +504,10 @@ def test_a_policy_that_submits_at_once_leaves_nothing_to_ask_from(monkeypatch):
     monkeypatch.setattr(askit, "search_all", lambda *a: paths)
     rows = partial(askit.question_rows, CFG, "qap", Texts(), Toy(0), [case()])
     with pytest.raises(data.DataError, match="submits at once"):
-        rows(needed=True)
-    assert rows(needed=False) == []
+        rows(required=True)
+    assert rows(required=False) == []
     paths[:] = [path(case(), 0, SUBMIT)]
-    assert len(rows(needed=True)) == 1
+    assert len(rows(required=True)) == 1
 
 
 def test_rows_of_question_approximation_and_of_sub_questions():

@@ -7,6 +7,7 @@ import math
 import re
 import types
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import networkx
@@ -20,9 +21,9 @@ from common import checkpoint, data, ladder, rollout, training
 from common import model as models
 from common.files import RunError, read_jsonl
 from common.graphs import kg_files, kg_tools
-from common.of_omne import calls, graph_questions, plumbing
+from common.of_omne import graph_questions, plumbing, records
 from common.of_omne import world_graphs as graphs
-from common.of_omne.calls import is_standard
+from common.of_omne.records import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.world import demonstrations, make_world, tiny
@@ -217,7 +218,7 @@ def test_the_page_says_how_an_advantage_came_about():
     batch = rollout.collate(made)
     batch.old_logprobs, batch.values = batch.rollout_logprobs, torch.zeros(batch.input_ids.shape)
     omne_r1.assign_credit([batch], CFG)
-    credit = calls.credit_of([batch], 1.0, 1.0)
+    credit = records.credit_of([batch], 1.0, 1.0)
     assert list(credit) == [(id(t), 0) for t in made]
     first = credit[id(made[0]), 0]
     assert first["value"] == 0 and first["advantage"] == pytest.approx(1, abs=1e-4)
@@ -236,7 +237,7 @@ def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch,
     cfg = omne_r1.replace(
         PPO, lr=.05, head_lr=.05, kl_coef=.05, mini_batch=2, epochs=2, temperature=.7, gamma=.9, lam=.8,
         clip=.02, value_coef=.5, lr_warmup=1.0, steps=4)
-    monkeypatch.setattr(omne_r1, "GRAD_CLIP", grad_clip)
+    monkeypatch.setattr(training, "clip_gradient", partial(training.clip_gradient, max_norm=grad_clip))
     model, expected, initial = (models.load_model(policy_folder) for _ in range(3))
     with torch.no_grad():
         for p in initial.parameters():
@@ -331,8 +332,14 @@ def conversation(tokenizer, *said):
 
 
 def weights_of(tokenizer, batch, weight):
+    """As in train_sft: 0 outside turns."""
     tags = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in ("<think>", "</think>")]
-    return omne_r1.sft_weights(batch, *tags, weight)
+    labels = torch.where(batch.response_mask, batch.input_ids, -100)
+    return torch.where(batch.response_mask, omne_r1.think_weights(labels, *tags, weight), 0.0)
+
+
+def plain_loss(model, batch, weights, total):
+    return omne_r1.weighted_loss(models.token_logprobs(model, batch), weights, total)
 
 
 CONVERSATIONS = {
@@ -351,7 +358,7 @@ def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, w
     example = conversation(tokenizer, *CONVERSATIONS[which])
     batch = rollout.collate([example], share_prefixes=False)
     weights = weights_of(tokenizer, batch, weight)
-    ours = omne_r1.weighted_sft_loss(model, batch, weights, float(weights.sum()))
+    ours = plain_loss(model, batch, weights, float(weights.sum()))
     labels = torch.where(batch.response_mask, batch.input_ids, -100)
     start, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     theirs = literally(model(batch.input_ids).logits, labels, start, end, weight)
@@ -376,9 +383,9 @@ def test_packed_and_fast_paths_have_the_same_loss_and_gradient(policy_folder, to
         model = models.load_model(policy_folder)
         if fast:
             hidden = models.hidden_states(model, batch)
-            loss = calls.fused_loss(model, batch, weights, 7.0, hidden, "reference")
+            loss = records.fused_loss(model, batch, weights, 7.0, hidden, "reference")
         else:
-            loss = omne_r1.weighted_sft_loss(model, batch, weights, 7.0)
+            loss = plain_loss(model, batch, weights, 7.0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters())])
     for plain, *others in zip(*found):
@@ -653,12 +660,12 @@ def test_rows_of_other_settings_are_not_mixed_and_nothing_is_written_without_sta
 
 def test_conversations_that_are_too_long_are_left_out_and_counted(tmp_path, capsys):
     folder = types.SimpleNamespace(path=tmp_path, append=lambda name, rows: None)
-    short, long = (Trajectory("q", [1], [Turn([1] * n, [0.0] * n, "", ANSWER)], info=calls.Taught())
+    short, long = (Trajectory("q", [1], [Turn([1] * n, [0.0] * n, "", ANSWER)], info=records.Taught())
                    for n in (2, 3))
-    assert calls.to_learn(folder, [short, long], 3, omne_r1.turn_label) == [short]
+    assert records.to_learn(folder, [short, long], 3, omne_r1.turn_label) == [short]
     assert "1 of 2 conversations are over 3 tokens" in capsys.readouterr().out
     with pytest.raises(data.DataError, match="fits into 3 tokens"):
-        calls.to_learn(folder, [long], 3, omne_r1.turn_label)
+        records.to_learn(folder, [long], 3, omne_r1.turn_label)
 
 
 def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
@@ -682,8 +689,7 @@ def test_a_weight_is_found_where_tags_have_several_tokens(qwen):
     split = Split()
     ids = omne_r1.encode_turn(split, text)
     batch = rollout.collate([Trajectory("q", [1], [Turn(ids, [0.0] * len(ids), "", text)])])
-    tags = [split(tag)["input_ids"] for tag in ("<think>", "</think>")]
-    weights = omne_r1.sft_weights(batch, *tags, .5)
+    weights = weights_of(split, batch, .5)
     assert int((weights == .5).sum()) == len("<think> a b </think>")
 
 
@@ -700,10 +706,10 @@ def test_all_questions_of_a_start_node_are_held_out_together_and_a_limit_draws_f
 def test_accuracy_within_the_standard_pattern_has_an_interval():
     """Five standard trajectories of which two are right, and three others that are all wrong."""
     standard = [{"standard": 1.0, "em": em} for em in (1, 1, 0, 0, 0)]
-    found = calls.by_standard([*standard, *[{"standard": 0.0, "em": 0}] * 3])
+    found = records.by_standard([*standard, *[{"standard": 0.0, "em": 0}] * 3])
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low", "em_other_high")] == [0, 0, 0]
-    assert not [key for key in calls.by_standard(standard) if key.startswith("em_other")]
+    assert not [key for key in records.by_standard(standard) if key.startswith("em_other")]
     for turns, is_one in (((MATCH, NODE, ANSWER), True), ((MATCH, MATCH, ANSWER), False)):
         assert is_standard(played(*turns)) == is_one
     columns = ladder.read_tables("omne_r1")["table8"]["columns"]
@@ -742,7 +748,7 @@ def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(toke
     said = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "<think> a the </think>"}]
     row = {"id": "7", "graph_type": "film", "question": "?", "conversations": said}
     assert omne_r1.conversation_of(tokenizer, row, CFG).turns[0].ids
-    with pytest.raises(data.DataError, match="conversation 7: .*nothing left"):
+    with pytest.raises(data.DataError, match="conversation 7: .*only thoughts"):
         omne_r1.conversation_of(tokenizer, row, OFF)
 
 

@@ -110,15 +110,26 @@ def inputs_of(rows, tokenizer, device):
 
 def in_batches(items, length, budget):
     """Lists of indices, items of like length together, at most `budget` tokens each."""
-    order = sorted(range(len(items)), key=lambda i: length(items[i]))
-    batches, widest = [], 0
-    for i in order:
-        widest = max(widest, length(items[i]))
-        if not batches or widest * (len(batches[-1]) + 1) > budget:
+    batches = []
+    for i in sorted(range(len(items)), key=lambda i: length(items[i])):
+        if not batches or length(items[i]) * (len(batches[-1]) + 1) > budget:  # none so far is longer
             batches.append([])
-            widest = length(items[i])
         batches[-1].append(i)
     return batches
+
+
+def state_batches(decisions, cfg):
+    """Decisions of askit.log_policy in passes of about --micro-tokens; one costs a text per action. No
+    decisions give [], since log_policy takes at least one."""
+    def cost(decision):
+        (case, moves), offered, *_ = decision
+        question, sentences = case.tokens["action"]
+        taken = sum(len(sentences[i]) + 1 for i in moves)
+        length = min(cfg.max_tokens, len(question) + taken)
+        return length + sum(length + len(sentences[a]) for a in offered)
+
+    parts = in_batches(decisions, cost, cfg.micro_tokens)
+    return [[decisions[i] for i in part] for part in parts]
 
 
 def autocast(model, precision):
@@ -168,7 +179,7 @@ class PairTokenizer:
         while len(kept) > max(1, staying) and sum(len(p) + len(self.sep) for p in kept) > limit:
             kept.pop(staying)
         self.shortened += len(kept) < len(parts)
-        ids = list(kept[0])
+        ids = list(kept[0]) if kept else []
         for part in kept[1:]:
             ids += self.sep + part
         return ids

@@ -97,12 +97,8 @@ def load_cases(cfg, paper_eval):
 def searched(evals, searches, beam):
     """The evaluation sets that have labels, once for each of these ways to search them."""
     endings = {"greedy": "", "ranking": "", "beam": f"-beam{beam}"}
-    sets = []
-    for e in evals:
-        for search in searches:
-            name = e.name + endings.get(search, f"-{search}")
-            sets.append(Questions(name, e.cases, search))
-    return [e for e in sets if e.cases]
+    sets = [(e, search) for e in evals if e.cases for search in searches]
+    return [Questions(e.name + endings.get(search, f"-{search}"), e.cases, search) for e, search in sets]
 
 
 def about(case):

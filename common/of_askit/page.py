@@ -7,14 +7,16 @@ from collections import Counter
 
 from common import metrics, retriever
 from common.files import console, plain, say
-from common.guards import ANSWERS, RATIO, SECONDS, Metric
+from common.guards import ANSWERS, RATIO, SECONDS, STEP, UPDATE, Metric
 from common.of_askit.evidence import ASK, SUBMIT, about, evidence_scores
 from common.page import record
 from common.rollout import mean
 
 # ---------------------------------------------------------------- metrics of a step
 
-PATHS = {
+NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
+RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
+PPO = STEP | UPDATE | RATIOS | {
     "reward/em": Metric("share of paths that end with exactly the gold evidence", ANSWERS, "em {:.3f}",
                         "EM, training"),
     "reward/f1": Metric("F1 of the evidence that a path ends with", ANSWERS, "f1 {:.3f}"),
@@ -23,8 +25,7 @@ PATHS = {
     "time/rollout": Metric("seconds of sampling paths", SECONDS, "roll {:.1f}s"),
 }
 
-# of a step of supervised updates
-SUPERVISED = {
+SUPERVISED = STEP | UPDATE | {
     "train/loss": Metric("the supervised loss, mean of the updates", "supervised loss", "loss {:.3f}"),
     "pretrain/validation_loss": Metric(
         "the supervised loss of questions that are not trained on (--validate)",
@@ -33,9 +34,6 @@ SUPERVISED = {
         "share of states whose best choice is right; of tokens with p over a half",
         ANSWERS, "right {:.3f}"),
 }
-
-NO_SAMPLES = ("rollout/flat_groups", "train/sampler")  # of scripts that sample a language model
-RATIOS = {key: metric for key, metric in RATIO.items() if not key.startswith(NO_SAMPLES)}
 
 
 def path_metrics(paths):
@@ -69,7 +67,7 @@ def path_nodes(policy, path, first=1, credit=()):
             "text": text,
             "probability": math.exp(path.logprobs[t]),
             "gold": action in case.gold,
-            "how": offered(policy, state, action),
+            "how": lines_of_offered(policy, state, action),
         }
         if credit:
             reward, advantage = credit[t]
@@ -81,7 +79,7 @@ def path_nodes(policy, path, first=1, credit=()):
     return nodes
 
 
-def offered(policy, state, action):
+def lines_of_offered(policy, state, action):
     """Lines of the actions of a state and their probabilities, the likeliest first; gold is starred."""
     case, moves = state
     known = policy.cache.get(state)

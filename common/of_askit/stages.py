@@ -27,6 +27,18 @@ def left_by(cfg, stage):
                                 "coarse, supervised, ppo), or name runs that have it with --before")
 
 
+def refuse_missing(cfg, in_order, starts, table):
+    """An error, unless each stage finds the earlier ones that it loads, among these or on disk. starts:
+    {stage: its own checkpoint, if it is resumed}. table: the script's STAGES."""
+    for stage in in_order:
+        needed = [*table[stage].needs]
+        if not cfg.checkpoint and not starts.get(stage):
+            needed.append(table[stage].begins_with)
+        for earlier in needed:
+            if earlier and earlier not in in_order:
+                left_by(cfg, earlier)
+
+
 def check_encoder(cfg, coarse):
     """Refuses another --encoder than the coarse stage began with, whose sentence vectors it was trained
     against."""
@@ -36,7 +48,7 @@ def check_encoder(cfg, coarse):
 
 
 def load(cfg, stage, begins_with, start, cases, Policy):
-    """(what a stage trains, what it evaluates), with tokens and vectors in the cases. start: its own
+    """(what a stage trains, what it evaluates); fills in tokens and vectors of the cases. start: its own
     checkpoint, if it is resumed. begins_with: else the stage whose policy it goes on from, or empty. Policy:
     the script's class."""
     trained = start  # the coarse encoder, after its training

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from common import data, distributed, metrics, rollout
 from common import model as models
 from common.files import read_jsonl, say
-from common.guards import Metric
+from common.guards import POLICY, STEP, UPDATE, Metric
 from common.page import record
 from kernels.weighted_ce import weighted_cross_entropy
 
-# of a step that samples
-CALLS = {
+PPO = POLICY | {
     "rollout/searches": Metric("calls per trajectory, also those that nobody could read", "calls"),
     "reward/rounds": Metric("share of rounds in the right form, mean of the trajectories", "answers"),
     "train/ref_kl": Metric("mean log-ratio of the sampling weights to the first ones, before the update"),
@@ -26,23 +25,27 @@ CALLS = {
     "train/explained_variance": Metric(
         "share of the returns' variance that the critic explains", "critic"),
 }
+del PPO["rollout/flat_groups"]  # advantages are not compared within groups
 
-# of a step of weighted supervised updates
-WEIGHTED = {
+SFT = STEP | UPDATE | {
     "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
     "train/lr": Metric("learning rate of the step's last update"),
     "sft/weight": Metric("mean weight of a learned token", line="weight {:.2f}"),
     "sft/tokens": Metric("tokens that the step's updates learned from"),
 }
-EVALUATED = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
-DIRECT = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")  # without rounds
+NUMBERS = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
+DIRECT_NUMBERS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")  # without rounds
 
 
 # ---------------------------------------------------------------- numbers
 
-def rollout_metrics(done, tools):
-    """Means over the step's trajectories."""
+def step_row(done, batches, questions, tools, step, cfg, label):
+    """What a step's row tells of its trajectories and of their credit, with a record for the page. cfg:
+    omne_r1.Config."""
+    credit = credit_of(batches, cfg.gamma, cfg.lam)
     return {
+        "sample": sample_record(done, questions, step, cfg.group_size, label, credit),
+        **critic_metrics(batches),
         **rollout.means(done),
         "reward/rounds": rollout.mean(t.info.format for t in done),
         "rollout/tokens": sum(t.sampled_tokens for t in done),
@@ -186,7 +189,7 @@ def prediction(trajectory, question, label):
     return row | group_record([trajectory], question, label)
 
 
-def direct_prediction(trajectory, question):
+def direct_row(trajectory, question):
     """The same of an answer without calls."""
     names = "answer problem em normalised f1 searches repetitions"
     row = record.row(question, trajectory.info, names, tokens=trajectory.sampled_tokens, standard=0.0)
