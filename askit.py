@@ -85,12 +85,12 @@ class Config(flags.Flags):
     supervised_batch: int = 8       # states per update | authors' code
     supervised_lr: float = 1e-6     # learning rate after warm-up, half a cosine to 0 | authors' code
     supervised_warmup: int = 15000  # updates of linear warm-up | authors' code
-    # other actions of a training state: the coarse stage's candidates, or random sentences (authors' code)
+    # wrong sentences offered in a training state: coarse's candidates, or random ones (authors' code)
     negatives: Literal["coarse", "random"] = "coarse"
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # training questions held out for a validation loss, in the world besides --limit | sec. 4.1; number ours
+    # the last training questions, held out for a validation loss (world: beyond --limit) | sec. 4.1; 500 ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -108,8 +108,8 @@ class Config(flags.Flags):
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 26250          # updates; 7 epochs of 60,000 questions, drawn from all | sec. 4.3.1
-    sqg_steps: int = 17500          # updates; 7 epochs of 40,000 states, drawn from all | sec. 4.3.1
+    qap_steps: int = 26250          # updates; 7 x 60,000 / 16, drawn with replacement | sec. 4.3.1
+    sqg_steps: int = 17500          # updates; 7 x 40,000 / 16, drawn with replacement | sec. 4.3.1
     question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
@@ -136,7 +136,7 @@ PAPER_EVAL = "hotpotqa-dev"
 #     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
 #     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
 #
-# It hashes by identity, so a sub-question's own Case never meets what is cached of its question's.
+# It hashes by identity: the policy's cache keeps a sub-question's own Case apart from its question's.
 #
 #     state    (case, moves), a key of the policy's cache
 #     moves    numbers of the sentences taken, in order (SearchPath.moves: also sub-questions, as texts)
@@ -175,7 +175,7 @@ def coarse_loss(scores, gold_places):
 
 def coarse_losses(encoder, cases, cfg, rng):
     """The loss of an update: the encoder learns which gold is missing from a state. Yields once: (loss,
-    states, states whose best sentence is gold). `supervise` makes the updates."""
+    number of states, of them those whose best sentence is gold). `supervise` makes the updates."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
@@ -183,7 +183,7 @@ def coarse_losses(encoder, cases, cfg, rng):
         taken = training_state(case, rng, complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
         texts.append(state_ids(encoder.pair_tokenizer, case, taken))
-    vectors = encoder.encode(texts)  # (n, H), with gradient; not normalised: the norm is the temperature
+    vectors = encoder.encode(texts)  # (n, H), with gradient; not normalised: its norm is 1 / temperature
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
@@ -249,7 +249,7 @@ def log_policy(policy, decisions):
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        # staying: how many texts at its beginning are never dropped (elsewhere one, the question)
+        # staying: first texts that are never dropped to fit (elsewhere one, the question)
         evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
@@ -266,8 +266,8 @@ def log_policy(policy, decisions):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # a SQuAD 2 model says "no answer" by an answer that starts and ends at token 0; submitting has minus the
-    # mean of these two logits, so that it weighs like a sentence's one
+    # a SQuAD 2 model says "no answer" by an answer that starts and ends at token 0. Submit's logit: minus
+    # these two logits' mean (not their sum, since a sentence has one logit)
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)  # one softmax over both models' logits
@@ -341,7 +341,7 @@ class SearchPath:
 
     case: "evidence.Case"
     moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
-    given: int = 0  # moves that it began with and did not choose: 0, but for the fresh paths of `baselines`
+    given: int = 0  # moves it was given, not its own; above 0 only in the fresh paths of `baselines`
     logprobs: tuple = ()  # of each action, of the weights that chose it
     done: bool = False  # it has submitted
     reward: float = 0.0  # once it is done
@@ -448,10 +448,10 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """R_t = gamma^(T - t) F1 + bonus EM of action t = 0 … T - 1. T: actions with submitting, whose own return
-    (t = T - 1) is discounted once."""
+    """R_t = gamma^(T - t) F1 + bonus EM of action t = 0 … T - 1; T = len(moves) + 1. The last action is
+    submitting; it is discounted once."""
     taken = [m for m in moves if isinstance(m, int)]
-    em, f1, _, _ = evidence_scores(case, taken)  # of the set: its order does not count
+    em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
     return discount * f1 + cfg.bonus * em
 
@@ -488,7 +488,7 @@ def baselines(policy, paths, least, *seed):
     # depth by depth, from the question on: a fresh path is noted for every later state that it passes, so
     # deeper states need fewer
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # (state_key, k) -> the k-th fresh path from there, not yet begun
+        fresh = {}  # (state_key, k): all paths through a state share its k-th fresh path
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
@@ -564,12 +564,12 @@ def train(run, policy, cases):
     cfg = run.cfg
     # AdamW with weight decay .01; gradients are clipped at norm 1 | ours
     optimizer = training.make_optimizer(policy.model, cfg.lr)
-    order = stable_seed(cfg.seed, "order")
+    seed = stable_seed(cfg.seed, "order")
     for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
         with timed(row, "time/rollout"):
             # 1. sample paths to their ends, with the current weights; each has its reward then
-            drawn = data.batch_of_step(cases, step, cfg.questions_per_step, order)
+            drawn = data.batch_of_step(cases, step, cfg.questions_per_step, seed)
             paths = sample_paths(policy, drawn, cfg.group_size, cfg.seed, "ppo", step)
 
             # 2. credit: R_t - b(s_t) of every action; the fresh paths of b(s) are not learned from
@@ -619,7 +619,7 @@ def supervise(run, learner, losses, rows, held_out):
     lr = cfg.question_lr if stage in ASKS else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in ASKS else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: the last step may have fewer than EVERY, and a run may be resumed with more steps
+    # kept in checkpoints: if the last step was short, a run resumed with more cannot tell it from the step
     counts = {"updates": 0}
     steps = math.ceil(total / EVERY)
     for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
@@ -631,7 +631,7 @@ def supervise(run, learner, losses, rows, held_out):
             rng = random.Random(stable_seed(cfg.seed, stage, update))
             for loss, count, hits in losses(learner, rows, cfg, rng):
                 loss.backward()
-                meter.add(loss, {"tokens": count, "right_sum": hits})  # Meter's name; mostly states
+                meter.add(loss, {"tokens": count, "right_sum": hits})  # count: states; of a T5 tokens
             norm = training.clip_gradient(learner.model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
@@ -661,7 +661,7 @@ def validation_loss(losses, learner, held_out, cfg):
 # question: "); SEP (<sep>) stands between a question and its evidence.
 
 def approximation_input(writer, case, taken):
-    """Ids that QAp's T5 reads: the evidence. Its target is the question."""
+    """Ids that QAp's T5 reads: the evidence, cut to fit. Its target is the question."""
     return writer.ids(TASK, evidence=[case.texts[i] for i in taken])
 
 
@@ -684,7 +684,7 @@ def approximation_rows(writer, paths):
 def sub_question_rows(writer, approximator, paths, target):
     """SQG's rows (input ids, target ids), one for each beginning e_1 … e_k of a path's evidence. Input: the
     question and these sentences. Target: the question that QAp's T5, the approximator, writes from them
-    (target "prefix", k >= 1), or from the gold that is missing among them ("suffix", k >= 0)."""
+    (target "prefix", k >= 1), or from the gold that is not among them ("suffix", k >= 0)."""
     inputs, sources = [], []
     for p in paths:
         for k in range(len(p.taken) + 1):
@@ -830,8 +830,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
 
 
 def ranking(encoder, split, cfg):
-    """How gold is ranked when nothing is taken yet (sec. 4.3.2). Under em and f1 stand hit@1 and recall among
-    the candidates, as `names` says; percentile: of the best gold sentence among all."""
+    """How gold is ranked when nothing is taken yet (sec. 4.3.2). Here em is hit@1, and f1 recall among the
+    candidates (`names` has the words to print); percentile: of the best gold sentence among all."""
     queries = [state_ids(encoder.pair_tokenizer, case, ()) for case in split.cases]
     rows = []
     for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
@@ -862,7 +862,7 @@ class Stage:
     begins_with: str            # the one whose policy it trains on, if it has no checkpoint of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
-    searches: tuple             # ways to find evidence, an evaluation each (qap's searches nothing)
+    searches: tuple             # ways to find evidence, an evaluation each (qap finds none: a dummy)
 
 
 STAGES = {
@@ -897,10 +897,10 @@ def question_rows(cfg, stage, writer, policy, cases, required):
 
 
 def run_stage(run, cases, evals):
-    """Trains one stage and evaluates it, or only evaluates. --resume skips a complete stage."""
+    """Trains a stage and evaluates (coarse: before, too), or only evaluates. --resume skips what is done."""
     cfg, stage, folder = run.cfg, run.name, run.folder
     settings = STAGES[stage]
-    updates = getattr(cfg, f"{stage}_steps", 0)  # eval makes none
+    updates = getattr(cfg, f"{stage}_steps", 0)  # ppo, eval: 0
     steps = cfg.steps if stage == "ppo" else math.ceil(updates / EVERY)
     sets = evidence.searched(evals, settings.searches, cfg.beam)  # each set once per search
     if folder.is_done(steps, sets):
@@ -908,7 +908,7 @@ def run_stage(run, cases, evals):
     torch.manual_seed(cfg.seed)  # of new heads
     train_cases, held_out = evidence.kept_apart(cases, cfg.validate)  # held_out: the last ones
     all_cases = cases + [case for split in evals for case in split.cases]
-    # what is trained, and what is evaluated; fills in the cases' tokens and vectors
+    # trained: an Encoder, a Policy or a T5; evaluated: what searches. Cases get their tokens and vectors
     learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:
@@ -945,7 +945,7 @@ def main(argv=None):
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = stages.load(cfg, "eval", STAGES["eval"].begins_with, None, [case], Policy)
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    tell(cfg, cfg.steps)  # what will happen
+    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, cases, evals)
     page.show_table(stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))

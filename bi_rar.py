@@ -574,7 +574,7 @@ def main(argv=None):
     start = cfg.checkpoint or cfg.policy or initial_source  # of --stage eval not the initial policy
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    tell(cfg, cfg.steps)  # what will happen
+    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         source, since = start, 0
         if run.name.startswith("merged-"):

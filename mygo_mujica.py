@@ -740,7 +740,7 @@ def main(argv=None):
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
     split, evals = load_splits(cfg)
-    tell(cfg, cfg.steps)  # what will happen
+    tell(cfg, cfg.steps)  # prints what will happen
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
     for env in envs:

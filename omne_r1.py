@@ -4,7 +4,7 @@ A policy walks a knowledge graph with two tools: entity_matcher finds names, nod
 edges. The questions are made from the graph itself. Stage 1: PPO of the base model; its weights are used only
 to sample trajectories. Stage 2: SFT of the base model (in the paper a newer one) on right trajectories of
 stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
-Stage 3: PPO of all weights from stage 2's, with another reward. ("Authors' code": parts on a public branch.)
+Stage 3: PPO of all weights from stage 2's, with another reward. ("Authors' code" is their public branch.)
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
 cost in each token's reward; the critic is a linear head on the policy's own hidden states.
@@ -64,9 +64,9 @@ class Config(flags.PolicyFlags):
 
     # ---- stages
 
-    # ppo, sft, rl = stage 1, 2 or 3 alone; all = evaluate the base, then ppo, then sft and rl, both with and
-    # without thoughts; three = the same, but sft and rl only as --think says; synthesize = only write the
-    # questions; direct = answers without tools (Table 2); eval = evaluate, as --eval-only
+    # ppo, sft, rl = stage 1, 2 or 3 alone; all = base evaluated, ppo, then sft and rl twice, with and without
+    # thoughts; three = the same, but sft and rl once, as --think says; synthesize = only write the questions;
+    # direct = answers without tools (Table 2); eval = evaluate, as --eval-only
     stage: Literal["all", "three", "synthesize", "ppo", "sft", "rl", "direct", "eval"] = "all"
     think: Literal["on", "off"] = "on"  # off = the chat template's empty <think> block instead | sec. 3.4.1
 
@@ -113,8 +113,8 @@ class Config(flags.PolicyFlags):
     clip: float = .2
     gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
-    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | authors' code (but
-    # its switch use_kl_in_reward is off)
+    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | authors' code,
+    # which leaves it off (use_kl_in_reward)
     kl_coef: float = 1e-3
     value_coef: float = .5          # weight of the value loss | ours
 
@@ -139,7 +139,7 @@ STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 TAG = r"</?(?:think|tool_call|answer)>"
 NO_TAG = f"(?!{TAG})"                       # no tag begins here; consumes nothing
-INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # text between two tags: not blank, without a tag in it
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # not blank, and no tag begins at any character of it
 ACT = rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*"
 # A round is a turn and its reply. ACTION is what the agent obeys, ROUND what the format reward accepts.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -154,7 +154,7 @@ def opening(tokenizer, think):
     """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids), tokenised as they are before a "<"
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids), as if a tag, "<…", follows them
     return ids
 
 
@@ -215,7 +215,7 @@ async def play(player, question, name):
             seed=stable_seed(player.seed, name, len(turns)),
         )
         text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # without an end-of-sequence token
-        # these ids are learned, with the stop string's; prompt and replies get response_mask 0 (collate)
+        # learned: all sampled ids, the stop string's too; prompt and replies get response_mask 0 (collate)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
         turns.append(turn)
         kind, action = read_round(text)
@@ -249,8 +249,8 @@ async def reply_to(tools, action, question, cfg):
 
 @dataclass
 class Result(Outcome):
-    """What a trajectory came to: answer, problem of the format, em, f1, searches (number of calls, with one
-    in the last round, which gets no reply), and:"""
+    """What a trajectory came to: answer, problem of the format, em, f1, searches (calls, also one in the last
+    round, which gets no reply), and:"""
     normalised: float = 0.0     # exact match under SQuAD's normalisation
     format: float = 0.0         # share of the rounds in the right format
     repetitions: int = 0        # calls that repeat an earlier one (sec. 3.5)
@@ -259,7 +259,7 @@ class Result(Outcome):
 
 
 def turn_label(turn):
-    """A turn's name on the page."""
+    """A turn's name in the run's page."""
     kind, action = read_round(turn.text)
     if kind == "answer":
         return kind
@@ -280,7 +280,7 @@ def result_of(turns, question, cfg):
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
-    problem = ""  # in the right format the last round has an answer
+    problem = ""  # all right: so the last round has an answer
     if not all(right_format):
         problem = "no answer" if answer is None else "form"
     return Result(
@@ -297,8 +297,8 @@ def result_of(turns, question, cfg):
 
 def accuracy(answer, gold):
     """em: answer and gold are equal as the tools print names (one_line: one blank for several, tags made
-    harmless; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
-    gold answer."""
+    harmless; sec. 4.1.2); {}: all are 0. normalised: the accuracy of the authors' code. A node has one name,
+    so there is one gold answer."""
     said, gold = one_line(answer or ""), one_line(gold)
     if not said:
         return {}
@@ -323,8 +323,8 @@ def pattern_of(calls_made, answer):
 
 
 def rollouts(policy, tools, questions, cfg, *when):
-    """group_size trajectories per question, all played at once. Each has seeds of its own, made of the run's
-    seed, `when` (stage, step), the question and its number there."""
+    """group_size trajectories per question, all played at once: each rank plays its share, and gets all. Each
+    has seeds of its own, made of the run's seed, `when` (stage, step), the question and its number there."""
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
@@ -364,7 +364,7 @@ class ActorCritic(torch.nn.Module):
 
     def __init__(self, model, resumed=None):
         super().__init__()
-        self.policy = model  # (checkpoints have this name)
+        self.policy = model  # (the prefix of its weights' names in checkpoints)
         self.head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
@@ -425,7 +425,7 @@ def token_rewards(batch, kl_coef):
 
 
 def micro_batches(model, actor, reference, trajectories, cfg):
-    """[Batch] of this rank's share of the trajectories, with old_logprobs and values of the weights that
+    """[Batch] of this rank's share, a trajectory per row, with old_logprobs and values of the weights that
     sampled, and ref_logprobs. A rank with less gets fillers (weight 0), so that all make equally many passes.
     """
     batches = training.collate_parts(model, trajectories, cfg.micro_tokens, cfg.share_prefixes)
@@ -459,8 +459,8 @@ def assign_credit(batches, cfg):
 
 def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask, clip, num_tokens):
     """(policy loss, value loss, stats) of tensors (B, T). L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip)
-    A), r = pi / pi_old. L^value: mean (V - R)^2. num_tokens: sampled tokens of the whole mini-batch; both
-    losses are sums over this batch divided by it, so that those of its batches add up to the mean."""
+    A), r = pi / pi_old. L^value: mean (V - R)^2. num_tokens: sampled tokens of the whole mini-batch, on all
+    ranks; both losses are this micro-batch's sums over it, so that micro-batches add up to the mean."""
     response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
@@ -494,8 +494,8 @@ def train(run, stage, policy, source, split):
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
 
         # 1. sample, with the current weights
-        order = stable_seed(cfg.seed, "order")
-        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, order)
+        seed = stable_seed(cfg.seed, "order")
+        questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, seed)
         with run.sampling(policy, row):
             trajectories = rollouts(policy, tools, questions, cfg, stage, step)
 
@@ -505,8 +505,8 @@ def train(run, stage, policy, source, split):
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
-        order = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), order)  # all of them, once
+        seed = stable_seed(cfg.seed, "parts", step)
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # all of them, once
         mini_batches = []  # (micro-batches of this rank, sampled tokens on all ranks)
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(shuffled), cfg.mini_batch):
@@ -520,11 +520,11 @@ def train(run, stage, policy, source, split):
         row |= records.step_row(trajectories, all_batches, questions, tools, step, cfg, turn_label)
 
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
-        meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums up losses and stats
-        for batches, num_tokens in cfg.epochs * mini_batches:
+        meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums stats, vetoes NaN
+        for batches, num_tokens in mini_batches * cfg.epochs:
             for b in batches:  # for memory alone: gradients add up, over batches and over ranks
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
-                # --sampler-correction multiplies them by the trainer's probability over the engine's
+                # as they are, or, with --sampler-correction, times trainer's over engine's probability
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
@@ -556,7 +556,7 @@ def sampled_rows(cfg, policy, split, file):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]
             trajectories = rollouts(policy, split.retriever, batch, one_each, "sft")
             for t, q in zip(trajectories, batch, strict=True):
-                right = t.info.em == 1 and not t.info.problem
+                right = t.info.em == 1 and not t.info.problem  # reward 1
                 row_of[q.id] = sampled_row(t, q) if right else None
                 if distributed.rank() == 0:  # every rank has all trajectories
                     lines.add({"id": q.id, "row": row_of[q.id]})
@@ -575,9 +575,9 @@ def sampled_row(trajectory, question):
 
 
 def template_rows(cfg, split):
-    """(b) ShareGPT rows of questions whose paths are known: the calls of the standard pattern, the tools'
-    replies, and thoughts in ready wordings. Skips, and counts, a question if a tool does not show the next
-    node of its path."""
+    """(b) ShareGPT rows of questions with a path (evidences, its triples): the calls of the standard pattern,
+    the tools' replies, and thoughts in ready wordings. Skips, and counts, a question if a tool does not show
+    the next node of its path."""
     known = [q for q in split.questions if q.evidences]
     rng = random.Random(stable_seed(cfg.seed, "templates"))
     known = rng.sample(known, len(known))[:cfg.sft_templates]
@@ -611,17 +611,17 @@ def thoughts(question, seed=0):
     the appendix."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     said = [rng.choice(STARTS).format(subject=question.evidences[0][0])]
-    known = ""
+    found = ""
     for head, relation, tail in question.evidences:
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
-        said.append(with_fillers(rng, known, plan))
-        known = rng.choice(FOUND).format(relation=relation, found=tail)
+        said.append(with_fillers(rng, found, plan))
+        found = rng.choice(FOUND).format(relation=relation, found=tail)
     said[0] = with_fillers(rng, said[0])  # drawn after the others: results/ depends on this order
-    return [*said, with_fillers(rng, known, rng.choice(ENDS))]
+    return [*said, with_fillers(rng, found, rng.choice(ENDS))]
 
 
 def with_fillers(rng, *parts):
-    """The parts behind a filler, and often before a second one; a part alone always has two."""
+    """A filler, the parts and, half the time, a second filler; always, where there is one part alone."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -658,7 +658,7 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)  # stage1: its weights, if needed
+    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)  # its weights, if rows are sampled
     file = folder / "sharegpt.jsonl"
     if not file.exists():
         rows = []
@@ -674,7 +674,7 @@ def sft_rows(cfg, split):
 def conversation_of(tokenizer, row, cfg, apart=True):
     """The Trajectory that a ShareGPT row teaches. With --think off the thoughts are cut out of the same row.
     A turn is its text: the end-of-message mark belongs to the reply and is not learned. apart: see
-    encode_turn; the warm-up alone has False."""
+    encode_turn; False for --warmup-data alone."""
     question = data.Question(row["id"], row["question"], [], type=row["graph_type"])
     prompt_ids = render_prompt(tokenizer, question, cfg)
     turns = []
@@ -697,8 +697,8 @@ def conversation_of(tokenizer, row, cfg, apart=True):
 
 def encode_turn(tokenizer, text, apart=True):
     """Ids of a turn that the policy did not sample; nothing in it but its tags can become a special token.
-    apart: each tag is encoded alone, so that Algorithm 1 finds its ids even if a tokenizer splits it; else
-    the turn has the ids that a policy would sample."""
+    apart: each tag is encoded alone, so that Algorithm 1 finds its ids even if it would merge with its
+    neighbours; else as one text, as a policy samples it."""
     parts = re.split(f"({TAG})", text)  # text, tag, text, …
     parts[::2] = map(chat.Foreign, parts[::2])
     if not apart:
@@ -729,8 +729,8 @@ def starts_of(ids, row):
 
 def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total; both (B, T), w = 0 where nothing is learned.
-    total: the sum of w over all that is averaged, of which this may be a part; if each row's w sum to 1, it
-    is the number of rows. total <= 1e-8 gives 0."""
+    total: the sum of w over the whole update (of w that sum to 1 in each row: the number of rows). total <=
+    1e-8 gives 0."""
     loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
@@ -738,7 +738,7 @@ def weighted_loss(logprobs, weights, total):
 
 
 MAX_LENGTH = 6144       # tokens; longer conversations are left out | sec. 3.4.2
-UPDATES_PER_STEP = 25   # of SFT: a step is here a line of metrics.jsonl
+UPDATES_PER_STEP = 25   # SFT's updates per line of metrics.jsonl
 SFT_METRICS = records.SFT
 
 
@@ -811,7 +811,8 @@ STAGES = {
 
 @program()
 def main(argv=None):
-    """The stages of --stage, each in a run folder of its own. Checks that need no data come first."""
+    """The stages of --stage, each in a run folder of its own, and their table. Checks that need no data come
+    first. (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     if cfg.ask:
         run = Run(cfg, "omne_r1")
@@ -826,7 +827,7 @@ def main(argv=None):
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # an error if stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
-    tell(cfg, cfg.steps)  # what will happen
+    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, stages[run.name][0], split, evals)
     from common import ladder
@@ -834,7 +835,7 @@ def main(argv=None):
 
 
 def run_stage(run, kind, split, evals):
-    """Trains and evaluates, or only evaluates. --resume skips a complete stage."""
+    """Trains and evaluates, or only evaluates. --resume skips a stage whose final evaluations are there."""
     cfg, folder = run.cfg, run.folder
     steps = cfg.steps if kind in REWARD else 0
     if folder.is_done(steps, evals):
@@ -856,12 +857,12 @@ def run_stage(run, kind, split, evals):
             train_sft(run, policy, records.to_learn(folder, examples, MAX_LENGTH, turn_label))
         elif trains:
             train(run, kind, policy, source, split)
-        run.evaluate(evals=evals, initial=run.name == "base")  # of the base: says if nothing can be learned
+        run.evaluate(evals=evals, initial=run.name == "base")  # initial: warns if few are in the format
 
 
 def start_weights(cfg, kind, evaluated=frozenset()):
-    """The weights that a stage begins with, a folder or hub id: stage 3 with stage 2's, others with the base.
-    Adapters are merged into their model. evaluated: fingerprints of questions that a warm-up leaves out."""
+    """What a stage begins with: stage 3 with stage 2's weights, others with the first given of --checkpoint,
+    --model, --policy (an API). Adapters are merged. evaluated: fingerprints that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
@@ -991,7 +992,7 @@ DIRECT = Agent("omne_r1", answer_directly, prompt=bare_prompt)
 
 
 def tiny_policy(cfg):
-    """Folder of the half-million-weight policy that the embedded world starts from."""
+    """Folder of the embedded world's start, of half a million weights, which knows these words."""
     from common.of_omne import world_graphs
     return world_graphs.tiny_policy(cfg, AGENT, FILLERS, [*PLANS, *FOUND, *STARTS, *ENDS])
 
