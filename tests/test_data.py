@@ -39,7 +39,6 @@ def error_of(load, *args, **kwargs):
 
 # ---------------------------------------------------------------- real files
 
-
 @pytest.mark.parametrize("name, n, hops, context", [
     ("hotpotqa/dev_distractor.json", 94, {2}, 10),
     ("hotpotqa/train.json", 54, {2}, 2),
@@ -96,7 +95,6 @@ def test_popqa_and_ultradomain_in_their_own_layouts():
 
 
 # ---------------------------------------------------------------- hub names and roles
-
 
 @pytest.fixture
 def loads(monkeypatch):
@@ -168,7 +166,6 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
 
 # ---------------------------------------------------------------- gold answers
 
-
 @pytest.mark.parametrize("answer, golds", [
     ({"value": "Ada", "aliases": ["A. H.", "Ada"], "normalized_aliases": ["ada"]}, ["Ada", "A. H."]),
     ({"Value": "Ada", "Aliases": []}, ["Ada"]),
@@ -204,12 +201,6 @@ def test_an_answer_without_a_word_is_left_out_of_training_and_told(tmp_path, ans
     for role, n in (("train", 1), ("evaluation", 2)):
         assert len(data.load_questions(path, role=role)) == n
         assert f"{path}: record 1: field 'answer': " in capsys.readouterr().err
-
-
-def test_no_gold_answer_makes_an_empty_prediction_right():
-    for name in ("nq/nq_open_dev.jsonl", "triviaqa/test.jsonl", "popqa/test.jsonl"):
-        for q in data.load_questions(sample(name), role="train"):
-            assert not metrics.exact_match("", q.answers)
 
 
 def test_search_r1_rows():
@@ -269,7 +260,6 @@ def test_the_question_apart_from_the_words_around_it_wins():
 
 
 # ---------------------------------------------------------------- contexts, evidence, ids
-
 
 def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
     assert one(GOOD | {"context": [["T", "One sentence."]]}).context == [["T", ["One sentence."]]]
@@ -455,7 +445,6 @@ def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_ques
 
 # ---------------------------------------------------------------- files
 
-
 FINE = json.dumps(GOOD).encode()
 BAD = [  # records in the second line
     (b'{"question": "q"}\n', "field 'answer' is missing"),
@@ -512,10 +501,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert re.search(message, error_of(load, tmp_path / name))
-
-
-def test_questions_without_contexts_are_no_corpus():
-    assert "no contexts to pool" in error_of(data.pool_contexts, [data.Question("1", "q", ["a"])])
 
 
 def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):

@@ -322,7 +322,6 @@ def test_bad_arguments():
 
 # ---- clip decisions
 
-
 def test_no_clip_decision_flips_where_bf16_logits_flip_some():
     """Turn-mean ratios near ATPO's window: decided as in fp64 by us,
     not by a head that rounds its logits to bf16."""
@@ -474,7 +473,6 @@ def test_planted_errors_are_found(tmp_path, name):
 
 
 # ---- weighted cross entropy
-
 
 def algorithm_1(logits, labels, weights):
     """Lines 16-30 of Omne-R1's Algorithm 1, as printed."""

@@ -269,7 +269,6 @@ def test_what_is_no_graph_says_what_was_expected(tmp_path, spec, message):
 
 # ---- vectors, and many queries at once
 
-
 def by_sorting(graph, query, k):
     """What entity_matcher was: the product of all names with one query, all names sorted in Python."""
     names, tfidf = graph.index.names, graph.index.tfidf
@@ -348,7 +347,6 @@ def test_encoded_names_are_kept_under_a_hash_of_names_encoder_and_prefix(encoded
 
 
 # ---- what the tools print
-
 
 def render(name, graph=None, **limits):
     graph = graph or kg.KnowledgeGraph.from_triples(TRIPLES)

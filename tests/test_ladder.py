@@ -12,26 +12,19 @@ import pytest
 
 import at2po
 from common import ladder, metrics
-from common.files import RunError, write_json, write_jsonl
+from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
+from tests.test_report import make_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def finished(folder, ems, before, steps):
     """A run folder as a run leaves it."""
-    folder.mkdir(parents=True)
-    for name, values in (("eval_test", ems), ("eval_test_before", before)):
-        rows = [{"id": str(i), "em": em, "f1": em, "searches": 2 + em, "tokens": 9.0}
-                for i, em in enumerate(values)]
-        mean = sum(values) / len(values)
-        summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(rows)}
-        write_json(folder / f"{name}.json", {"summary": summary, "predictions": rows})
-    write_json(folder / "config.json", {})
+    make_run(folder, [], rows=steps, test_before=before, test=ems)
+    (folder / "config.json").write_text("{}")
     (folder / "trajectories.html").touch()
-    write_json(folder / "metrics.json", {"reward/mean": ["mean reward", "reward", "", ""]})
-    write_jsonl(folder / "metrics.jsonl", steps)
 
 
 def lines_of(path):

