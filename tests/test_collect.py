@@ -168,6 +168,7 @@ def elsewhere(folder):
 
 
 def test_the_other_scripts_collect_too(files):
+    """And sample through a served model."""
     more = ["--eval-data", elsewhere(files), "--collect"]  # so that no question is held out
     model = Model("<think> a </think> <search> Red Hill ", "<think> b </think> <answer> Bo Moss ")
     evaluate(bi_rar, files, model.url, *more, files / "b.jsonl")
@@ -178,6 +179,9 @@ def test_the_other_scripts_collect_too(files):
     evaluate(mygo_mujica, files, model.url, *more, files / "m.jsonl")
     planner, worker = read_jsonl(files / "m.jsonl")
     assert [len(row["conversations"]) for row in (planner, worker)] == [4, 2]
+    roles = [[m["role"] for m in r["messages"]] for r in model.requests]
+    assert roles == [["system", "user"], ["system", "user"], ["system", "user", "assistant", "user"]]
+    assert "stop" not in model.requests[0]
 
 
 def test_omne_collects_from_the_questions_that_are_not_held_out(files):

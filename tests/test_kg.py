@@ -56,15 +56,28 @@ def test_triples_of_a_table(tmp_path, name, text, facts):
     assert sorted(facts_of(tmp_path / name)) == sorted(("Oslo", *fact) for fact in facts)
 
 
-def test_names_that_differ_in_quotes_alone_are_two_entities(tmp_path):
-    graph = networkx.MultiDiGraph()
-    for name in ('"Heroes"', "Heroes", '"Berlin"', "Kansas"):
-        graph.add_node(name, entity_type="x", description=f"what {name} is")
-    graph.add_edge('"Heroes"', '"Berlin"', relation="recorded in")
-    graph.add_edge("Heroes", "Kansas", relation="set in")
-    networkx.write_graphml(graph, tmp_path / "a.graphml")
-    assert sorted(facts_of(tmp_path / "a.graphml")) == [
-        ('"Heroes"', "recorded in", "Berlin"), ("Heroes", "set in", "Kansas")]
+OF_QUOTES = ['"Heroes"', "Heroes", '"Berlin"', "Kansas"]
+
+
+@pytest.mark.parametrize("nodes, edges, facts", [
+    # names that differ in quotes alone are two entities
+    ({name: {"entity_type": "x", "description": f"what {name} is"} for name in OF_QUOTES},
+     [('"Heroes"', '"Berlin"', {"relation": "recorded in"}), ("Heroes", "Kansas", {"relation": "set in"})],
+     [('"Heroes"', "recorded in", "Berlin"), ("Heroes", "set in", "Kansas")]),
+    # ids that are numbers are no names
+    ({number: {"name": name} for number, name in enumerate(["Ada Holt", "Oslo", "Oslo"])},
+     [(0, 1, {"relation": "born in", "weight": 2.0}), (0, 2, {"relation": "film of"})],
+     [("Ada Holt", "born in", "Oslo (1)"), ("Ada Holt", "film of", "Oslo (2)")]),
+    # edges of one relation with other descriptions stay
+    ({}, [("A", "B", {"keywords": "met", "description": said}) for said in ("first", "second", "second")],
+     [("A", "met", "B")] * 2),
+])
+def test_graphml_of_networkx(tmp_path, nodes, edges, facts):
+    made = networkx.MultiDiGraph()
+    made.add_nodes_from(nodes.items())
+    made.add_edges_from(edges)
+    networkx.write_graphml(made, tmp_path / "a.graphml")
+    assert sorted(facts_of(tmp_path / "a.graphml")) == facts
 
 
 GRAPHS = ("christmas_carol", "christmas_carol_nano_graphrag", "ultradomain_mix")
@@ -161,17 +174,6 @@ def test_graphml_of_other_programs_has_its_names_and_relations(tmp_path, of_node
     assert not graph.left_out
 
 
-def test_graphml_of_networkx_whose_ids_are_numbers(tmp_path):
-    made = networkx.DiGraph()
-    for number, name in enumerate(["Ada Holt", "Oslo", "Oslo"]):
-        made.add_node(number, name=name)
-    made.add_edge(0, 1, relation="born in", weight=2.0)
-    made.add_edge(0, 2, relation="film of")
-    networkx.write_graphml(made, tmp_path / "a.graphml")
-    facts = kg_files.load_graph(tmp_path / "a.graphml").facts("Ada Holt")
-    assert facts == [("Ada Holt", "born in", "Oslo (1)"), ("Ada Holt", "film of", "Oslo (2)")]
-
-
 def test_yed_keeps_labels_in_elements_of_its_own(tmp_path):
     keys = [("d5", "node", 'yfiles.type="nodegraphics"'), ("d9", "edge", 'yfiles.type="edgegraphics"')]
     shape = "<y:ShapeNode><y:NodeLabel>{}\n</y:NodeLabel></y:ShapeNode>"
@@ -213,14 +215,6 @@ def test_graphml_that_names_nothing_is_one_line_with_what_it_has(tmp_path, keys,
 
 
 # ---- files
-
-def test_two_edges_of_one_relation_with_other_descriptions_stay_two(tmp_path):
-    made = networkx.MultiGraph()
-    for description in ("first", "second", "second"):
-        made.add_edge("A", "B", keywords="met", description=description)
-    networkx.write_graphml(made, tmp_path / "a.graphml")
-    graph = kg_files.load_graph(tmp_path / "a.graphml")
-    assert [e["description"] for e in graph.node_info("A")["edges"]] == ["first", "second"]
 
 
 def test_the_evidences_of_2wiki_are_a_graph(tmp_path):

@@ -409,6 +409,12 @@ def test_adapters_are_folded_where_that_changes_nothing(target, tied, refused, t
     assert torch.allclose(*(model.plain_logprobs(m, row) for m in (adapted, merged)), atol=1e-4)
 
 
+def test_what_is_not_trained_is_told_without_its_optimizer(tmp_path, capsys):
+    policy_of(saved(tmp_path, "qwen3"))
+    said = capsys.readouterr().out
+    assert "M weights on cpu, " in said and "optimizer" not in said and "to train" not in said
+
+
 def test_a_head_in_bf16_takes_the_faster_road_on_a_cpu_with_the_same_numbers(tmp_path, monkeypatch):
     folder = saved(tmp_path, "qwen3")
     batch = rollout.collate([Trajectory("", [5, 6], [Turn([7, 8, 9] * 5, [0.0] * 15, "", "")])])

@@ -109,6 +109,10 @@ def whole_response(batch):
     return mask
 
 
+def observations_alone(batch):
+    return whole_response(batch) & ~batch.response_mask
+
+
 def prompt_too(batch):
     mask = whole_response(batch)
     for row, trajectory in enumerate(batch.trajectories):
@@ -137,7 +141,8 @@ def written_in_place(batch):
 
 
 @pytest.mark.parametrize("answer", [
-    lambda batch: batch.response_mask, prompt_too, padding_too, between_turns_alone, written_in_place])
+    lambda batch: batch.response_mask, observations_alone, prompt_too, padding_too, between_turns_alone,
+    written_in_place])
 def test_the_broken_mask_is_the_whole_response(answer):
     said = exercises.observations_in_the_mask(whole_response)
     assert said.startswith("right: 6 tokens") and "4 tokens were clipped, 0 are" in said

@@ -304,8 +304,12 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
         _ = kernels.get_kernel
 
 
-def test_a_line_that_a_kill_cut_off_goes(tmp_path):
+def test_a_line_that_a_kill_cut_off_goes_from_a_file_that_can_be_read_alone(tmp_path):
     file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"a": 1}\n\xff\xfe\n{"b"')
+    with pytest.raises(RunError, match="nothing was changed"):
+        Lines(file)
+    assert file.read_bytes() == b'{"a": 1}\n\xff\xfe\n{"b"'
     file.write_bytes(b'{"a": 1}\n{"b"')
     lines = Lines(file)
     lines.add({"c": 2})

@@ -466,15 +466,6 @@ def test_a_tree_fits_and_its_answers_are_whole(tmp_path, shown, width):
     assert all(answer.replace(" ", "") in said.replace(" ", "").replace("\xa0", "") for answer in answers)
 
 
-def test_five_hundred_trajectories_open(tmp_path, shown):
-    predictions = [{"id": f"q{i}", "em": 1.0} | tree(i, (1,)) for i in range(400)]
-    run = make_run(tmp_path / "at2po/x", [tree(i, (1,) * 10) for i in range(10)], predictions)
-    assert write_page(run).stat().st_size < 2e6
-    page = shown(run)
-    page.keyboard.press("j")
-    assert page.locator("h2").is_visible() and "500 trajectories" in page.locator("#count").inner_text()
-
-
 def test_odd_text_and_numbers_lose_nothing(tmp_path, shown, capsys):
     odd = tree(0, question="line\u2028separator \x1b[31mred\x1b[0m [bold]markup[/oops] " + "w" * 9000)
     odd["nodes"][1] |= {"entropy": math.nan, "advantage": math.inf, "logprobs": [-math.inf, -0.1, -0.1]}

@@ -85,10 +85,8 @@ def test_bm25_finds_titles(titles, text, queries, found):
 
 
 @pytest.mark.parametrize("text, found", [
-    ("Alice's", ["alice"]), ("Alice’s", ["alice"]), ("don't, I'm, she'd", ["don", "i", "she"]),
-    ("A. B. Fisher, U.S. and O'Neil", ["b", "fisher", "u", "s", "o", "neil"]),
-    ("Cafe\u0301 １９", ["cafe", "19"]), ("CAFÉ 19", ["cafe", "19"]),
-])
+    ("Alice’s", ["alice"]), ("don't, I'm, she'd", ["don", "i", "she"]), ("Cafe\u0301 １９", ["cafe", "19"]),
+    ("A. B. Fisher, U.S. and O'Neil", ["b", "fisher", "u", "s", "o", "neil"])])
 def test_the_letter_behind_an_apostrophe_is_no_token_and_an_initial_is_one(text, found):
     assert retriever.tokens(text) == found
 
@@ -647,7 +645,7 @@ def test_pieces_are_under_way_at_the_same_time_and_come_back_in_order(scripted):
     ({"id": 1, "contents": '"Oslo"\nA city.\nIt rains.'}, ("1", "Oslo", "A city.\nIt rains.")),
     ({"_id": "d", "title": "Oslo", "text": "A city."}, ("d", "Oslo", "A city.")),
     ({"docid": 0, "title": "Oslo", "contents": "A city.\nIt rains."}, ("0", "Oslo", "A city.\nIt rains.")),
-    ({"id": None, "title": None, "contents": "Oslo\nA city."}, ("", "Oslo", "A city.")),
+    ({"id": None, "title": 7, "contents": "Oslo\nA city."}, ("", "Oslo", "A city.")),
 ])
 def test_passages_of_foreign_servers_have_their_title_once(scripted, document, seen):
     found = scripted(lambda request: one_hit(document=document)).search(["q"], 1)[0][0]

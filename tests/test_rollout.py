@@ -299,17 +299,14 @@ class Endless(Echo):
         time.sleep(.001)
 
 
-def test_an_exception_in_a_cell_comes_out_and_ends_the_agents():
+def test_an_exception_or_ctrl_c_in_a_cell_comes_out_and_ends_the_agents(monkeypatch):
     async def fails():
         raise KeyError("mine")
 
-    assert ended_by(KeyError, Echo(), fails()) == ["ended"]
-
-
-def test_ctrl_c_in_a_cell_ends_the_agents(monkeypatch):
     def interrupted(self, timeout=None):
         raise KeyboardInterrupt
 
+    assert ended_by(KeyError, Echo(), fails()) == ["ended"]
     monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
     assert ended_by(KeyboardInterrupt, Endless()) == ["ended"]
 

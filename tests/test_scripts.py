@@ -145,8 +145,8 @@ def test_baselines_run_as_chains(tmp_path, loss, expansion, kl_coef, sampled):
 
 
 @pytest.mark.parametrize("flags", [
-    "--share-prefixes off", "--micro-tokens 150", "--cache-gb .002",
-    "--retokenize",  # words are their own encoding, so that nothing drifts in the world
+    "--share-prefixes off --cache-gb .002",
+    "--micro-tokens 150 --retokenize",  # words are their own encoding, so that nothing drifts in the world
 ])
 def test_results_do_not_depend_on_batching(tmp_path, one_step, flags):
     """Batches of the sampler and of the update, shared prefixes and packs: the same samples, the same weights

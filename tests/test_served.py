@@ -6,8 +6,6 @@ import json
 import pytest
 
 import at2po
-import bi_rar
-import mygo_mujica
 from common import chat, metrics, rollout
 from common.files import RunError, read_jsonl
 from common.rollout import PLACE
@@ -82,19 +80,6 @@ def test_at2po_s_agent_searches_through_a_served_model(files):
     assert so_far["role"] == "assistant"
     assert so_far["content"].startswith("<think> a </think> <search> Red Hill </search> <result>\nPage 1")
     assert so_far["content"].count("</result>") == 1 and "<|assistant|>" not in so_far["content"]
-
-
-def test_the_other_scripts_agents_do_too(files):
-    model = Model("<think> a </think> <search> Red Hill ", "<think> b </think> <answer> Bo Moss ")
-    evaluate(bi_rar, files, model.url, "--stage", "eval")
-    assert summary(files, "bi_rar", "e-eval")["summary"]["em"] == 1
-    model = Model("<search> Who directed Red Hill? </search>",
-                  "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
-    evaluate(mygo_mujica, files, model.url, "--stage", "eval")
-    assert summary(files, "mygo_mujica", "e-text-eval")["summary"]["em"] == 1
-    roles = [[m["role"] for m in r["messages"]] for r in model.requests]
-    assert roles == [["system", "user"], ["system", "user"], ["system", "user", "assistant", "user"]]
-    assert "stop" not in model.requests[0]
 
 
 def test_what_was_said_is_on_file_and_not_asked_for_again(files, monkeypatch):
