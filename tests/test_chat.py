@@ -304,8 +304,7 @@ def with_template(template):
     ({"rag": "{{ messages[0]['content'] }}"}, "refuses a conversation of user"),  # without a "default"
     ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "alters what it is given"),
     ("{% for m in messages %}{{ m['content'][:9] }}{% endfor %}", "alters what it is given"),
-    ("{% for m in messages %}{{ m['content'] | replace('<', '') }}{% endfor %}", "alters what it is given"),
-])
+    ("{% for m in messages %}{{ m['content'] | replace('<', '') }}{% endfor %}", "alters what it is given")])
 def test_a_template_that_fails_or_alters_is_one_line(template, why):
     with pytest.raises(chat.TemplateError, match=why) as refused:
         chat.render_chat(with_template(template), [("user", "Who?")])

@@ -224,8 +224,7 @@ def trajectory(stop="</answer>", searches=0, turns=1, **info):
     (trajectory(em=0.0), "wrong answer"),
     (trajectory(em=1.0, stop="length"), "a turn was cut off"),
     (trajectory(em=1.0, turns=3, searches=1), "a turn that neither searched nor answered"),
-    (trajectory(em=1.0, turns=3, searches=2), ""),
-])
+    (trajectory(em=1.0, turns=3, searches=2), "")])
 def test_who_may_be_learned_from(made, why):
     assert sharegpt.why_not(made) == why
 

@@ -49,8 +49,7 @@ def error_of(load, *args, **kwargs):
     ("triviaqa/test.jsonl", 300, {0}, 0),
     ("popqa/test.jsonl", 300, {0}, 0),
     ("bamboogle/test.csv", 64, {0}, 0),
-    ("rl_formats/arpo_valid.parquet", 88, {0}, 0),
-])
+    ("rl_formats/arpo_valid.parquet", 88, {0}, 0)])
 def test_real_files(name, n, hops, context):
     questions = data.load_questions(sample(name))
     assert len(questions) == n and len({q.id for q in questions}) == n
@@ -131,8 +130,7 @@ FLASHRAG, SEARCH_R1 = "RUC-NLPIR/FlashRAG_datasets", "PeterJinGo/nq_hotpotqa_tra
     # a hub id in full is taken as it is
     ("a/b:c:validation", ("a/b", "c", "validation"), ("a/b", "c", "validation")),
     ("a/b:c", ("a/b", "c", "train"), ("a/b", "c", "test")),
-    ("a/b::test", ("a/b", None, "test"), ("a/b", None, "test")),
-])
+    ("a/b::test", ("a/b", None, "test"), ("a/b", None, "test"))])
 def test_a_name_is_its_training_split_for_training_only(loads, source, train, evaluation):
     for role, wanted in (("train", train), ("evaluation", evaluation)):
         loads.clear()
@@ -177,8 +175,7 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     (True, ["yes"]), (False, ["no"]), ([True], ["yes"]),
     (["Ada", None, " "], ["Ada"]),
     (["The The", "!!!", "Matt Johnson"], ["Matt Johnson"]),
-    ("C++", ["C++"]),
-])
+    ("C++", ["C++"])])
 def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
     assert one({"question": "Who?", "answer": answer}).answers == golds
 
@@ -186,8 +183,7 @@ def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
 @pytest.mark.parametrize("answer", [
     float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
     {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "['Ada', 'Bea']", "[]", b"Ada",
-    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}},
-])
+    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}}])
 def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
     row = {"question": "Who?", "answer": answer}
     assert "records: record 1: field 'answer" in error_of(data.load_questions, [row])
@@ -230,8 +226,7 @@ OBJECT = '{"target": ["Ada", "A. H."]}'
     ({"golden_answers": ["Ada"], "answer_aliases": ["A. H."], "aliases": ["B"]}, ["Ada", "A. H.", "B"]),
     ({"Answer": "Ada", "ALIASES": ["A. H."]}, ["Ada", "A. H."]),
     ({"answer": None, "answers": ["Ada"]}, ["Ada"]),
-    ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."]),
-])
+    ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."])])
 def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, golds):
     q = one({"question": "Who?"} | row)
     assert (q.question, q.answers, q.context) == ("Who?", golds, [])
@@ -241,8 +236,7 @@ def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, gold
 
 @pytest.mark.parametrize("truth", [
     OBJECT, '["Ada", "A. H."]', {"target": '["Ada", "A. H."]'}, {"target": [OBJECT]},
-    {"Target": "Ada", "aliases": ["A. H."]},
-])
+    {"Target": "Ada", "aliases": ["A. H."]}])
 def test_a_ground_truth_is_the_same_as_text_and_as_an_object(truth):
     row = {"prompt": [{"role": "user", "content": "who?"}], "reward_model": {"ground_truth": truth}}
     assert one(row).answers == ["Ada", "A. H."]
@@ -494,8 +488,7 @@ def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, name, conten
     ("c.jsonl", b'{"contents": 3}\n', "record 1: field 'contents': expected text"),
     ("c.jsonl", b'{"title": [], "text": "x"}\n', "record 1: field 'title': expected"),
     ("c.json", b'["x"]', "c.json: record 1: expected id and contents"),
-    ("c.jsonl", b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON"),
-])
+    ("c.jsonl", b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON")])
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
     load = data.load_corpus if name.startswith("c.") else data.load_questions
     if content is not None:
@@ -678,8 +671,7 @@ DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t19
     ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS)), 40, "Text 39."),
     ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40)), 40,
      "Text\n39."),
-    ("psgs.tsv", DPR, 3, "Not known."),
-])
+    ("psgs.tsv", DPR, 3, "Not known.")])
 def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text, rows, last,
                                                             packed):
     file = tmp_path / (f"{name}.gz" if packed else name)
@@ -693,8 +685,7 @@ def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name, bad", [
     ("a.jsonl", b'{"id": "60", "contents": "cut \n'), ("b.jsonl", b'{"id": "60"}\n'),
-    ("c.jsonl", b'{"contents": "Gen\xe8ve"}\n'), ("d.jsonl.gz", b'{"id": "60", "cont\n'),
-])
+    ("c.jsonl", b'{"contents": "Gen\xe8ve"}\n'), ("d.jsonl.gz", b'{"id": "60", "cont\n')])
 def test_a_bad_line_of_a_corpus_is_named_or_left_out_whatever_its_size(tmp_path, monkeypatch, capfd, name,
                                                                        bad):
     lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
@@ -729,8 +720,7 @@ def test_a_large_corpus_that_is_damaged_or_changed_is_noticed(tmp_path, monkeypa
     ({"title": None, "contents": '"Oslo"\nA city.'}, "Oslo", "A city."),
     ({"contents": '"The "Sea" (film)"\nx'}, 'The "Sea" (film)', "x"),
     ({"title": '"Heroes" and "Low"', "text": "x"}, '"Heroes" and "Low"', "x"),
-    ({"title": '"', "text": "x"}, '"', "x"),
-])
+    ({"title": '"', "text": "x"}, '"', "x")])
 def test_the_title_of_a_passage(tmp_path, row, title, text):
     """common/passages.py has more of them in its doctests."""
     [passage] = data.load_corpus(write(tmp_path, [row], "c.jsonl"))

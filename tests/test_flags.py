@@ -44,8 +44,7 @@ NAMES = [
     ("askit", "", "seed0"),
     ("askit", "--encoder e/mini --fine-layers 2 --data d.json", "mini-d-seed0"),
     ("omne_r1", "", "seed0"),
-    ("omne_r1", "--model m --graph cs=a/cs.graphml,b/law.graphml", "cs-law-m-seed0"),
-]
+    ("omne_r1", "--model m --graph cs=a/cs.graphml,b/law.graphml", "cs-law-m-seed0")]
 
 
 def test_names_tell_model_and_data_where_they_are_not_the_default():
@@ -139,8 +138,7 @@ REFUSED = [
     ("askit", "--candidates 0", "at least 1"),
     ("askit", "--gamma 2", "--gamma 2.0: at most 1"),
     *((script, "--ask=", "--ask is empty") for script in SCRIPTS),
-    *((script, f"--out {__file__}", f"--out {__file__}: is a file") for script in SCRIPTS),
-]
+    *((script, f"--out {__file__}", f"--out {__file__}: is a file") for script in SCRIPTS)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -164,8 +162,7 @@ def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
 @pytest.mark.parametrize("script, line, message", [
     ("omne_r1", "--stage rl", "goes on from sft-think"),
     ("mygo_mujica", "--stage mygo --envs text", "mygo goes on from warm-up"),
-    ("bi_rar", "--scorer ./nosuch", "nosuch"),
-])
+    ("bi_rar", "--scorer ./nosuch", "nosuch")])
 def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
         script, line, message, tmp_path, monkeypatch):
     def read(*_):
@@ -188,8 +185,7 @@ def test_names_are_those_of_a_folder(name, tmp_path):
 # ---- what --resume refuses
 
 @pytest.mark.parametrize("script, line", [
-    ("at2po", ""), ("bi_rar", ""), ("mygo_mujica", ""), ("askit", ""), ("omne_r1", "--stage ppo"),
-])
+    ("at2po", ""), ("bi_rar", ""), ("mygo_mujica", ""), ("askit", ""), ("omne_r1", "--stage ppo")])
 def test_a_name_that_holds_no_run_is_not_begun_anew(script, line, tmp_path, capsys):
     (tmp_path / script / "seed0-forward").mkdir(parents=True)  # another run's
     (tmp_path / script / "seed0-forward/config.json").write_text("{}")

@@ -176,8 +176,7 @@ ASKED = "Who made the Hill 3?"
     {"value": f"Answer in short.\nQuestion: {ASKED}\n"},
     {"value": f"Use <search>, then <answer>. The question is this: {ASKED}"},
     {"value": f"{ASKED} Think step by step.\nPut the answer in a box."},
-    {"value": "Hello!", "later": f"And now:\n{ASKED}"},
-])
+    {"value": "Hello!", "later": f"And now:\n{ASKED}"}])
 def test_conversations_of_evaluated_questions_are_left_out_in_any_prompt(row, taught, tmp_path, capsys):
     first, later = row.pop("value", "as --collect has it"), row.pop("later", "Thanks.")
     row["conversations"] = [

@@ -109,8 +109,7 @@ def test_values_and_gradients_equal_fp64(backend, dtype, kept):
 @pytest.mark.parametrize("backend", LATER)
 @pytest.mark.parametrize(
     "shape",
-    [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)],
-)
+    [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)])
 def test_ragged_shapes(backend, shape, kept):
     check(*problem(**shape), backend=backend)
 

@@ -164,8 +164,7 @@ def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
 @pytest.mark.parametrize("args, words", [
     ("at2po table9", "table9: the tables of at2po are"), ("askit table1", "askit: there are tables of at2po"),
     ("at2po table1 --seeds 0", "--seeds 0"), ("at2po table1 -- --seed 1", "--seed after --"),
-    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0"),
-])
+    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0")])
 def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
     with pytest.raises(SystemExit, match=words):
         ladder.main(args.split())

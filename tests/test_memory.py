@@ -34,8 +34,7 @@ MODELS = {
     "Qwen/Qwen3-14B": qwen3(5120, 40, 17408, heads=40, tied=False),
     "Qwen/Qwen2.5-1.5B-Instruct": qwen25(1536, 28, 8960, 12, 2),
     "Qwen/Qwen2.5-3B-Instruct": qwen25(2048, 36, 11008, 16, 2),
-    "Qwen/Qwen2.5-7B-Instruct": qwen25(3584, 28, 18944, 28, 4, vocabulary=152064, tied=False),
-}
+    "Qwen/Qwen2.5-7B-Instruct": qwen25(3584, 28, 18944, 28, 4, vocabulary=152064, tied=False)}
 
 
 @pytest.fixture(scope="module")

@@ -173,8 +173,7 @@ def detached(logprobs, *rest):
     return flipped(logprobs.detach(), *rest) + 0 * logprobs.sum()
 
 
-@pytest.mark.parametrize("answer", [
-    minus, the_loss_itself, without_the_clip, window_turned, detached])
+@pytest.mark.parametrize("answer", [minus, the_loss_itself, without_the_clip, window_turned, detached])
 def test_the_sign_belongs_to_the_advantages(answer):
     assert exercises.unlearn(flipped).startswith("right")
     assert exercises.unlearn(answer).startswith("not yet")

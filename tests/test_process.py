@@ -30,8 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.parametrize("busy, given, spins, threads", [
     (0, None, "10000", "4"), (1, None, "10000", "3"), (9, None, "10000", "1"),
-    *((1, name, None, None) for name in process.USER_SET),
-])
+    *((1, name, None, None) for name in process.USER_SET)])
 def test_threads_spin_briefly_and_leave_busy_cores_alone(monkeypatch, busy, given, spins, threads):
     for name in process.USER_SET:
         monkeypatch.delenv(name, raising=False)
@@ -214,8 +213,7 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(tmp_path):
 
 
 @pytest.mark.parametrize("cuda, there, chosen", [
-    (True, True, "vllm"), (True, False, "transformers"), (False, True, "transformers"),
-])
+    (True, True, "vllm"), (True, False, "transformers"), (False, True, "transformers")])
 def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(flags, "has_vllm", lambda: there)
@@ -325,8 +323,7 @@ def test_a_line_that_a_kill_cut_off_goes_from_a_file_that_can_be_read_alone(tmp_
     ("answers.jsonl", '{"text": "a"}', "has no key; nothing was changed. It must be a text: restore it"),
     ("eval_test.verdicts.jsonl", '{"key": "a", "correct": "yes", "reason": ""}', "has no correct;"),
     ("sampled.jsonl", '{"id": "q", "row": {"conversations": [[]]}}', "has no row.conversations[0]; "),
-    ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed"),
-])
+    ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed")])
 def test_a_line_of_another_form_is_refused_by_file_and_line(tmp_path, name, line, wanted):
     first = {"id": "q", "key": "k", "text": "t", "stop_reason": "eos", "reason": ""}
     file = tmp_path / name

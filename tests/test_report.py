@@ -792,8 +792,7 @@ HEALTHY = {
     ("calls", {"rollout/searches": 0.1}, "--warmup-data"),
     ("kl", {"train/kl": 0.5}, "--mini-batch"),
     ("selection", {"select/accepted": 0.01}, "--max-attempts"),
-    ("selection", {"select/accepted": 0.0}, "--threshold"),
-])
+    ("selection", {"select/accepted": 0.0}, "--threshold")])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy, own, said = [dict(HEALTHY) for _ in range(10)], records.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
@@ -810,8 +809,7 @@ def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, fla
     (.75, .45, False),
     (4.0, 1.0, False),  # fewer, and still one each
     (.10, .08, False),  # there was nothing to fall from
-    (.02, .10, False),
-])
+    (.02, .10, False)])
 def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
     counts = [begins] * 3 + [(begins + ends) / 2] * 4 + [ends] * 3
     rows = [HEALTHY | {"rollout/searches": count} for count in counts]

@@ -219,8 +219,7 @@ SAID = (
     ("askit", "demo/askit/seed*-supervised", "after"),
     ("askit", "demo/askit/seed*-ppo", "after"),
     ("omne_r1", "demo/omne_r1/seed*-base", "after"),
-    ("omne_r1", "demo/omne_r1/seed*-stage1", "after"),
-)
+    ("omne_r1", "demo/omne_r1/seed*-stage1", "after"))
 
 
 def test_readme_says_what_the_default_commands_reached():

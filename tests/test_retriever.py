@@ -77,8 +77,7 @@ STOP_WORDS = "It is what it is, and not the other one."
     # titles of nothing but stop words are found and do not crowd out others
     (["It", "To Be or Not to Be", "Jaws", "The Who"], STOP_WORDS,
      ["It", "to be or not to be", "The Who", "is it Jaws?", "of"],
-     ["It", "To Be or Not to Be", "The Who", "Jaws", None]),
-])
+     ["It", "To Be or Not to Be", "The Who", "Jaws", None])])
 def test_bm25_finds_titles(titles, text, queries, found):
     assert ids(BM25Retriever(titled(*titles, text=text)).search(queries, 1)) == [
         [title] if title else [] for title in found]
@@ -102,8 +101,7 @@ def test_marks_belong_to_words_and_those_that_tell_words_apart_stay():
     ("Besançon", "besancon"), ("BEYONCÉ", "beyonce"), ("Straße", "STRASSE"), ("İstanbul", "istanbul"),
     ("Αθήνα", "ΑΘΗΝΑ"), ("Хрущёв", "хрущев"), ("أحمد", "احمد"), ("عَاصِمَة", "عاصمة"), ("עִיר", "עיר"),
     ("Nguyễn", "nguyen"), ("ﾄｳｷｮｳ", "トウキョウ"), ("ガ", "カ\u3099"),
-    ("서울", "\u1109\u1165\u110b\u116e\u11af"),
-])
+    ("서울", "\u1109\u1165\u110b\u116e\u11af")])
 def test_bm25_finds_words_without_their_accents_and_case(written, typed):
     for title, query in ((written, typed), (typed, written)):
         assert ids(BM25Retriever(titled(title, "Oslo")).search([query], 1)) == [[title]]
@@ -150,8 +148,7 @@ def test_bm25_on_disk_finds_the_same_words():
       for spec in ("own:", "own:no_such_module:A", "own:json:Nothing")),
     ("dense:/nowhere/at/all", CORPUS, "dense:/nowhere/at/all: no such folder here"),
     ("dense:nobody/nothing", CORPUS, "dense:nobody/nothing: not in the local cache"),
-    ("dense:{}", CORPUS, "the encoder did not load"),
-])
+    ("dense:{}", CORPUS, "the encoder did not load")])
 def test_a_retriever_that_cannot_be_made_is_one_line(spec, corpus, said, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RetrieverError, match=said):
@@ -295,8 +292,7 @@ A, C = ({"id": row["id"], "contents": f'"{row["title"]}"\n{row["text"]}'} for ro
     ("/queries", {"queries": ["Ada"], "k": 1}, {"queries": ["Ada"], "answers": [[C["contents"]]]}),
     # nobody searches
     ("/retrieve", {"queries": [], "topk": 3, "return_scores": True}, {"result": []}),
-    ("/batch_search", {"query": []}, []), ("/queries", {"queries": []}, {"queries": [], "answers": []}),
-])
+    ("/batch_search", {"query": []}, []), ("/queries", {"queries": []}, {"queries": [], "answers": []})])
 def test_the_forms_of_other_agents(post, path, body, answer):
     assert post(path, **body) == answer
 
@@ -552,8 +548,7 @@ def test_ctrl_c_need_not_outlast_the_waiting(scripted):
 
 @pytest.mark.parametrize("broken", [
     (500, b"x"), (429, b"x"), None,
-    (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b""),
-])
+    (200, one_hit()[1][:30]), (200, one_hit()[1], 1000), (200, b"")])
 def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
     answers = [broken, broken, one_hit()]
     client = scripted(lambda request: answers.pop(0))
@@ -573,8 +568,7 @@ def test_what_may_pass_is_tried_again(scripted, monkeypatch, broken):
     ((200, b'{"result": [[], []]}'), "2 lists for 1 queries"),
     ((302, b""), "refused the request: HTTP 302"),
     ((404, b"nothing\nhere"), "refused the request: HTTP 404 nothing here"),
-    ((422, b"no"), "refused the request: HTTP 422"),
-])
+    ((422, b"no"), "refused the request: HTTP 422")])
 def test_what_is_no_search_service_is_one_error_at_once(scripted, monkeypatch, answer, said):
     asked = []
     client = scripted(lambda request: asked.append(1) or answer)
@@ -589,8 +583,7 @@ def test_what_is_no_search_service_is_one_error_at_once(scripted, monkeypatch, a
     (one_hit(score=float("nan")), "x", "scores that are no numbers"),
     (one_hit(document={"contents": '"T"\na \ud800 b'}), "a \ufffd b", "broken characters in passages"),
     (one_hit(document={"contents": None}), None, "passages without contents"),
-    ((200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'), "\ufffd", "broken characters in passages"),
-])
+    ((200, b'{"result": [[{"contents": "T\\n\xfc"}]]}'), "\ufffd", "broken characters in passages")])
 def test_what_one_passage_has_wrong_is_mended_counted_and_said_once(scripted, capsys, answer, mended, kind):
     client = scripted(lambda request: answer)
     for _ in range(2):
@@ -645,8 +638,7 @@ def test_pieces_are_under_way_at_the_same_time_and_come_back_in_order(scripted):
     ({"id": 1, "contents": '"Oslo"\nA city.\nIt rains.'}, ("1", "Oslo", "A city.\nIt rains.")),
     ({"_id": "d", "title": "Oslo", "text": "A city."}, ("d", "Oslo", "A city.")),
     ({"docid": 0, "title": "Oslo", "contents": "A city.\nIt rains."}, ("0", "Oslo", "A city.\nIt rains.")),
-    ({"id": None, "title": 7, "contents": "Oslo\nA city."}, ("", "Oslo", "A city.")),
-])
+    ({"id": None, "title": 7, "contents": "Oslo\nA city."}, ("", "Oslo", "A city."))])
 def test_passages_of_foreign_servers_have_their_title_once(scripted, document, seen):
     found = scripted(lambda request: one_hit(document=document)).search(["q"], 1)[0][0]
     assert (found.id, found.title, found.text) == seen
@@ -733,8 +725,7 @@ BGE = "Represent this sentence for searching relevant passages: "
     ("a/bge-base-zh-v1.5", {}, ("为这个句子生成表示以用于检索相关文章：", "")),
     ("a/e5-base-v2", {"query": "Q! ", "document": ""}, ("Q! ", "")),
     ("a/own", {"query": "Q! ", "document": "", "passage": "P! "}, ("Q! ", "P! ")),
-    ("e5/checkpoint-500", {"query": "", "document": ""}, ("", "")),
-])
+    ("e5/checkpoint-500", {"query": "", "document": ""}, ("", ""))])
 def test_an_encoder_reads_before_its_texts_what_it_was_trained_with(
         folder, prompts, before, encode_with, tmp_path, capsys, monkeypatch):
     read = []

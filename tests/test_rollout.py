@@ -47,8 +47,7 @@ def tree():
         Trajectory("q", [1, 2], [shared, turn([23])]),
         other,
         Trajectory("q", [1, 2], [turn([26, 27])]),
-        Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])]),
-    ]
+        Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])])]
 
 
 def test_shared_turns_are_packed_once_with_their_ancestors():
@@ -159,8 +158,7 @@ def loss_and_gradient(model, trajectories, **how):
 
 @pytest.mark.parametrize("how", [
     dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"),
-    dict(order="reversed"), dict(share_prefixes=False),
-])
+    dict(order="reversed"), dict(share_prefixes=False)])
 def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
     trajectories = rollout.prefix_order(tree())
     loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)
@@ -226,8 +224,7 @@ def test_agents_are_batched_and_do_not_wait_for_each_other(remote):
         return both[0][0], i
 
     assert rollout.run_agents([agent(i) for i in range(6)], engine, search) == [
-        ("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)
-    ]
+        ("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)]
     assert engine.batches[0] == 6 and sum(engine.batches) == 9 and words.calls[0] == (6, 2)
 
 

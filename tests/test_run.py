@@ -204,8 +204,7 @@ def flipped(old):
     ("metrics.jsonl", None, "metrics.jsonl ends at step 0"),
     ("checkpoint/trainer.json", edited(step=2), "checkpoint of step 2, and metrics.jsonl ends at step 1"),
     ("samples.jsonl", "[1]\n", "samples.jsonl: line 1 has no step"),
-    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)"),
-])
+    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)")])
 def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_step, name, value, message):
     change(one_step, name, value)
     before = contents(one_step)

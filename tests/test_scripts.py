@@ -236,8 +236,7 @@ def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_st
     (False, range(1, 11), 15, ["2/10, 30s, 2m00s left", "4/10, 1m00s, 1m30s left", "6/10, 1m30s, 1m00s left",
                                "8/10, 2m00s, 30s left", "10/10, 2m30s, 0s left"]),
     # the last answer of many at once may take longer than all others: no time left is guessed
-    (True, (0, 1, 1, 5, 10), 30, ["0/10, 30s", "1/10, 1m00s", "1/10, 1m30s", "5/10, 2m00s", "10/10, 2m30s"]),
-])
+    (True, (0, 1, 1, 5, 10), 30, ["0/10, 30s", "1/10, 1m00s", "1/10, 1m30s", "5/10, 2m00s", "10/10, 2m30s"])])
 def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(
         at_once, counts, seconds, lines, monkeypatch, capsys):
     now = [0.0]
@@ -302,8 +301,7 @@ REAL = (
     ("hotpotqa/dev_distractor.json", []),
     pytest.param("2wikimultihopqa/dev.json", ["--share-prefixes", "off"], marks=pytest.mark.slow),
     ("musique/dev.jsonl", ["--lora", "8"]),
-    pytest.param("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"], marks=pytest.mark.slow),
-])
+    pytest.param("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"], marks=pytest.mark.slow)])
 def test_real_data(tmp_path, qwen, name, flags, capsys):
     common = [*REAL, "--model", str(qwen), "--data", str(sample(name)), "--out", str(tmp_path)]
     at2po.main([*common, *flags, "--steps", "2", "--name", "a"])

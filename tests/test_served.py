@@ -142,8 +142,7 @@ def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resum
     ((400, "no such field"), "refused the request"),
     ((401, ""), "OPENAI_API_KEY"),
     ((200, "<html>"), "not as an OpenAI-compatible service does"),
-    ((200, '{"choices": []}'), "not as an OpenAI-compatible service does"),
-])
+    ((200, '{"choices": []}'), "not as an OpenAI-compatible service does")])
 def test_a_service_that_cannot_be_used_is_one_line(files, answer, message):
     with pytest.raises(SystemExit, match=message):
         evaluate(at2po, files, Model(answer).url)

@@ -281,8 +281,7 @@ class Small(Fake):
     (CORPUS[200:] + CORPUS[:200], Fake, "16 of 16 passages are not where"),
     (CORPUS[::-1], Fake, "of 16 passages are not where"),
     (CORPUS, Other, "of 16 passages are not where"),
-    (CORPUS, Small, "vectors of 32 numbers, those of fake have 8"),
-])
+    (CORPUS, Small, "vectors of 32 numbers, those of fake have 8")])
 def test_vectors_of_another_corpus_order_or_encoder_are_refused(tmp_path, spec, corpus, encoder, said):
     path = faiss_file(tmp_path / "e5.index", spec)
     if spec != "Flat":
@@ -302,8 +301,7 @@ WHOLE = {"complete": True, "spec": "Flat", "lists": 1, "candidates": 1}
 @pytest.mark.parametrize("manifest", [
     None, "", "{", "[]", "NaN", "[" * 100_000, '{"complete": true}', '{"complete": false, "spec": "Flat"}',
     *(json.dumps(WHOLE | changed) for changed in (
-        {"spec": 3}, {"lists": None}, {"lists": math.nan}, {"lists": math.inf}, {"lists": -1})),
-])
+        {"spec": 3}, {"lists": None}, {"lists": math.nan}, {"lists": math.inf}, {"lists": -1}))])
 def test_a_folder_that_is_not_finished_is_one_line(tmp_path, corpus_file, manifest):
     command(corpus_file(), tmp_path / "out")
     path = tmp_path / "out/manifest.json"

@@ -130,8 +130,7 @@ CY_NORTH = [[name.replace("Nord", "North") for name in triple] for triple in WIK
     (HOTPOT | {"context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote a film."]], HOTPOT["context"][1]]},
      [], 1000, "a page that nothing read before names"),
     ({"question": "Who?", "answer": "Bo"}, [OFF_TOPIC], 1000, "no gold evidence that can be followed"),
-    (WIKI | {"evidences": CY_NORTH}, [], 1000, NOT_READ), (WIKI, [], 20, NOT_READ), (WIKI, [], 1000, ""),
-])
+    (WIKI | {"evidences": CY_NORTH}, [], 1000, NOT_READ), (WIKI, [], 20, NOT_READ), (WIKI, [], 1000, "")])
 def test_pages_are_found_and_named_before_and_what_is_claimed_is_read(row, others, most, problem):
     demo, why = demonstrations.demonstrate(*asked(row, *others), 1, max_passage=most)
     assert why == problem and (demo is None) == bool(problem)
@@ -247,8 +246,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     cfg = at2po.Config(model=str(small), warmup_steps=4, warmup_lr=1e-3)
-    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])]
-                for i in range(5)]
+    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])] for i in range(5)]
     real, steps = training.clip_gradient, []
 
     def weights():
