@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
 from common import engine, model  # noqa: E402
+from common.files import read_jsonl  # noqa: E402
 from common.report import curves  # noqa: E402
 from common.world import tiny  # noqa: E402
 
@@ -111,6 +112,17 @@ def _child(main, argv, out, err):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     torch.set_num_threads(torch.get_num_threads())  # a pool anew: threads that load weights would race for it
     main(argv)
+
+
+def write(path, rows):
+    """A file of JSON lines: its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(file):
+    """Of a run's metrics or samples, without times and memory."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "mem/"))} for row in read_jsonl(file)]
 
 
 # ---------------------------------------------------------------- a server that says what it is told to

@@ -241,6 +241,10 @@ def test_what_follows_a_turn_begins_without_a_blank():
     assert tokenizer.decode(before + ids) == "I look" + shown
 
 
+def test_other_tokenizers_are_asked_nothing_new(tokenizer):
+    assert chat._blank_before(tokenizer) == chat._blank_before(tiny()) == []
+
+
 # ---- where a turn begins
 
 QWEN_CUTS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"

@@ -14,15 +14,9 @@ import pytest
 
 from common import data, files, metrics
 from common.formats import fingerprint
-from tests.conftest import sample
+from tests.conftest import sample, write
 
 GOOD = {"question": "Who?", "answer": "Ada"}
-
-
-def write(tmp_path, rows, name="q.jsonl"):
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def one(row):
@@ -192,8 +186,7 @@ def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
 
 @pytest.mark.parametrize("answer", ["!!!", "The The", ["?", ")"], "\ud800"])
 def test_an_answer_without_a_word_is_left_out_of_training_and_told(tmp_path, answer, capsys):
-    path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps({"question": "Who?", "answer": answer}) + "\n" + json.dumps(GOOD) + "\n")
+    path = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": answer}, GOOD])
     for role, n in (("train", 1), ("evaluation", 2)):
         assert len(data.load_questions(path, role=role)) == n
         assert f"{path}: record 1: field 'answer': " in capsys.readouterr().err
@@ -653,7 +646,7 @@ def small_and_large(file, monkeypatch, **options):
 
 @pytest.mark.parametrize("name", AS_LINES)
 def test_a_large_corpus_has_the_texts_of_a_small_one(tmp_path, monkeypatch, name):
-    file = write(tmp_path, AS_LINES[name])
+    file = write(tmp_path / "q.jsonl", AS_LINES[name])
     small, large = small_and_large(file, monkeypatch)
     assert small == large and len(small) == len(AS_LINES[name])
     assert all(isinstance(value, str) for row in large for value in row.values())
@@ -723,7 +716,7 @@ def test_a_large_corpus_that_is_damaged_or_changed_is_noticed(tmp_path, monkeypa
     ({"title": '"', "text": "x"}, '"', "x")])
 def test_the_title_of_a_passage(tmp_path, row, title, text):
     """common/passages.py has more of them in its doctests."""
-    [passage] = data.load_corpus(write(tmp_path, [row], "c.jsonl"))
+    [passage] = data.load_corpus(write(tmp_path / "c.jsonl", [row]))
     assert passage == {"id": "0", "title": title, "text": text}
 
 
@@ -731,7 +724,7 @@ def test_a_passage_is_called_as_its_record_is(tmp_path):
     names = ("id", "_id", "docid", "doc_id", "idx", "ID", "DocID")
     rows = [{name: f"n{i}", "text": f"x{i}"} for i, name in enumerate(names)]
     rows += [{"idx": 0, "text": "a"}, {"id": 7.0, "text": "b"}, {"_id": "", "text": "c"}]
-    read = data.load_corpus(write(tmp_path, rows, "c.jsonl"))
+    read = data.load_corpus(write(tmp_path / "c.jsonl", rows))
     assert [row["id"] for row in read] == [f"n{i}" for i in range(7)] + ["0", "7", "9"]
 
 

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ from common import model as models
 from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
 from common.world import tiny
+from tests.conftest import ROOT, rows_of
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
     "--micro-tokens 400 --world-scale .5").split()
@@ -194,15 +193,9 @@ def folder(tmp_path_factory):
     return random_policy(tmp_path_factory.mktemp("policy"))
 
 
-def numbers(folder):
-    drop = ("time/", "mem/")
-    rows = read_jsonl(folder / "metrics.jsonl")
-    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in rows]
-
-
 def same_run(one, two):
     """Whether two run folders tell the same, up to rounding."""
-    a, b = numbers(one), numbers(two)
+    a, b = (rows_of(folder / "metrics.jsonl") for folder in (one, two))
     assert len(a) == len(b) and len(a) > 0
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()

@@ -1,6 +1,5 @@
 """A run's inputs are known by what they hold: on --resume, in tables, and while another process writes."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,12 +11,8 @@ from common.files import RunError, write_json
 from common.folder import open_folder
 from common.page import writer
 from common.report import card
-from tests.conftest import forked
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.conftest import forked, write
+from tests.test_report import evaluation, make_run
 
 
 @pytest.fixture
@@ -102,15 +97,12 @@ def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp
 # ---------------------------------------------------------------- tables
 
 def evaluated(path, words, inputs=None, right=(1, 1, 1, 1)):
-    node = {"id": 0, "parents": [], "text": "", "label": "question"}
-    shared = {"gold": ["Bo"], "type": "", "answer": None, "problem": "", "nodes": [node], "trajectories": []}
-    rows = [shared | {"id": str(i), "question_id": str(i), "question": text, "em": right[i]}
+    """A run that was asked these questions after it had read these inputs."""
+    nodes = [{"id": 0, "parents": [], "text": "", "label": "question"}]
+    rows = [{"id": str(i), "question_id": str(i), "question": text, "em": right[i], "nodes": nodes}
             for i, text in enumerate(words)]
-    path.mkdir()
-    write_json(path / "config.json", {"name": path.name})
-    em = sum(right) / 4
-    summary = {"n": 4, "em": em, "em_low": em, "em_high": em, "inputs": inputs or {}}
-    write_json(path / "eval_dev.json", {"summary": summary, "predictions": rows})
+    make_run(path, [])
+    evaluation(path, "dev", rows, inputs=inputs or {})
     return path
 
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from common import ladder, metrics
 from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
+from tests.conftest import ROOT
 from tests.test_report import make_run
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def finished(folder, ems, before, steps):

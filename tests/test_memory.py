@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
@@ -10,8 +9,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 import at2po
 from common import flags
 from common.gpu import memory
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 GB = {"1x24": 24 * 2**30, "1x80": 79.2 * 2**30, "8x80": 79.2 * 2**30}  # an H100 says 79.18 GiB
 
 

@@ -20,11 +20,8 @@ import mygo_mujica
 from common import flags, process
 from common.files import Lines, RunError, read_jsonl
 from docs.metrics import SCRIPTS
-from tests.conftest import forked
+from tests.conftest import ROOT, forked
 from tests.test_run import ten_lines
-
-ROOT = Path(__file__).resolve().parents[1]
-
 
 # ---- threads
 

@@ -26,7 +26,7 @@ from common.page.writer import write_page
 from common.report import __main__ as comparison
 from common.report import curves
 from common.run import open_tracker
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write
 
 pytestmark = pytest.mark.usefixtures("drawn")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -63,8 +63,8 @@ def make_run(folder, groups, predictions=(), rows=(), **sets):
     """sets: {name of an evaluation: EM of questions 0, 1, …}"""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"lr": 1e-4, "name": ATTACK}))
-    (folder / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    write(folder / "samples.jsonl", groups)
+    write(folder / "metrics.jsonl", rows)
     (folder / "metrics.json").write_text(json.dumps(guards.STEP | guards.ROLLOUT))
     if predictions:
         evaluation(folder, "test", predictions)
@@ -74,12 +74,12 @@ def make_run(folder, groups, predictions=(), rows=(), **sets):
     return folder
 
 
-def evaluation(folder, name, rows):
-    """eval_<name>.json of these rows."""
+def evaluation(folder, name, rows, **more):
+    """eval_<name>.json of these rows; more of its summary."""
     shared = {"question": "Who?", "gold": ["Ada"], "type": "bridge", "hops": 2, "answer": "x", "problem": "",
               "searches": 1, "tokens": 9, "nodes": [], "trajectories": []}
     rows = [shared | {"f1": row["em"]} | row for row in rows]
-    result = {"summary": metrics.summarize(rows), "predictions": rows}
+    result = {"summary": metrics.summarize(rows) | more, "predictions": rows}
     (folder / f"eval_{name}.json").write_text(json.dumps(result))
 
 
@@ -378,7 +378,7 @@ def test_the_page_of_a_run_that_goes_on_renews_itself_where_nobody_reads(tmp_pat
     page.get_by_text("Nothing has been sampled or evaluated yet.").wait_for()
 
     def now(groups, how_far):
-        (run / "samples.jsonl").write_text("".join(json.dumps(g) + "\n" for g in groups))
+        write(run / "samples.jsonl", groups)
         write_page(run, how_far)
         page.clock.run_for(25_000)
 

@@ -25,6 +25,7 @@ from common.serve.search_client import MAX_QUERY, HTTPRetriever
 from common.serve.server import search_app
 from common.vectors import sentences
 from common.vectors.dense import DenseRetriever
+from tests.conftest import write
 
 CORPUS = [
     {"id": "a", "title": "Silent Harbor", "text": "Silent Harbor is a film. Its director was Ada Holt."},
@@ -173,8 +174,7 @@ def test_an_index_on_disk_is_made_once_and_after_a_kill(tmp_path, monkeypatch):
 
 
 def test_the_index_of_a_mapped_corpus_is_on_disk(tmp_path, monkeypatch):
-    file = tmp_path / "corpus.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in CORPUS))
+    file = write(tmp_path / "corpus.jsonl", CORPUS)
     monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     made = [make_retriever("bm25", data.load_corpus(file)) for _ in range(2)]
@@ -413,9 +413,7 @@ def idle(monkeypatch):
 
 
 def serve(tmp_path, *flags):
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in CORPUS))
-    return ["search", "--corpus", str(corpus), *flags]
+    return ["search", "--corpus", str(write(tmp_path / "corpus.jsonl", CORPUS)), *flags]
 
 
 def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):

@@ -29,9 +29,8 @@ from common.run import Run, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from kernels.turn_loss import turn_loss
-from tests.conftest import Scripted, sample
+from tests.conftest import ROOT, Scripted, rows_of, sample
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = (
     "--warmup-steps 60 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
     "--rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3").split()
@@ -43,10 +42,6 @@ KEYS = {
 
 def run(tmp_path, *args):
     at2po.main([*TINY, "--out", str(tmp_path), *map(str, args)])
-
-
-def rows(path, drop=("time/",)):
-    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in read_jsonl(path)]
 
 
 def refuse(message, *args, script=at2po):
@@ -110,7 +105,7 @@ def test_a_run_as_a_subprocess_and_in_two_parts(tmp_path, one_step):
 
     run(tmp_path, "--steps", 2, "--name", "a", "--resume")  # a step and another one, in this process
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert rows(one_step / name) == rows(folder / name)
+        assert rows_of(one_step / name) == rows_of(folder / name)
     for name in ("model.safetensors", "optimizer.safetensors"):
         one, two = (load_file(str(f / "checkpoint" / name)) for f in (folder, one_step))
         assert one.keys() == two.keys() and all((one[k] == two[k]).all() for k in one)
@@ -141,7 +136,7 @@ def test_baselines_run_as_chains(tmp_path, loss, expansion, kl_coef, sampled):
     folder = tmp_path / f"at2po/{loss}-hard-seed0"
     config = json.loads((folder / "config.json").read_text())
     assert (config["expansion"], config["kl_coef"]) == (expansion, kl_coef)
-    assert rows(folder / "metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
+    assert rows_of(folder / "metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
 @pytest.mark.parametrize("flags", [
@@ -153,7 +148,7 @@ def test_results_do_not_depend_on_batching(tmp_path, one_step, flags):
     within float error."""
     run(tmp_path, "--steps", 1, "--name", "b", *flags.split())
     other = tmp_path / "at2po/b"
-    one, two = ([(n["ids"], n["observation_ids"]) for row in rows(folder / "samples.jsonl")
+    one, two = ([(n["ids"], n["observation_ids"]) for row in rows_of(folder / "samples.jsonl")
                  for n in row["nodes"][1:]] for folder in (one_step, other))
     assert one == two
     moments, others = (load_file(str(f / "checkpoint/optimizer.safetensors")) for f in (one_step, other))
@@ -174,7 +169,7 @@ def test_a_step_whose_loss_is_of_turn_sums_is_the_same_step(tmp_path, monkeypatc
     monkeypatch.setattr(training, "turn_logprobs", turn_logprobs)
     monkeypatch.setattr(at2po, "turn_loss", lambda *given: called.append(1) or turn_loss(*given))
     run(tmp_path, "--steps", 1, "--name", "sums")
-    (formula,), (sums,) = (rows(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("a", "sums"))
+    (formula,), (sums,) = (rows_of(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("a", "sums"))
     assert len(called) == sums["train/updates"] > 0
     for key, value in formula.items():
         if isinstance(value, float):
@@ -225,7 +220,7 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
 
 def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_step):
     run(tmp_path, "--steps", 1, "--name", "b", "--sampler-correction", "token")
-    plain, corrected = (rows(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
+    plain, corrected = (rows_of(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
     assert corrected.pop("train/sampler_ratio") == pytest.approx(1, abs=1e-4)
     assert corrected.pop("train/sampler_truncated") == 0
     assert corrected == pytest.approx(plain, rel=1e-3, abs=1e-3) and not corrected["guard/drift"]

@@ -10,6 +10,7 @@ from common import chat, metrics, rollout
 from common.files import RunError, read_jsonl
 from common.rollout import PLACE
 from common.serve import chat_client, served
+from tests.conftest import write
 from tests.served_model import Model
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}
@@ -19,8 +20,8 @@ CORPUS = [{"id": "0", "contents": '"Red Hill"\nRed Hill is a film by Bo Moss. </
 
 @pytest.fixture
 def files(tmp_path):
-    for name, rows in (("q.jsonl", [QUESTION]), ("c.jsonl", CORPUS)):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "q.jsonl", [QUESTION])
+    write(tmp_path / "c.jsonl", CORPUS)
     return tmp_path
 
 
@@ -175,7 +176,7 @@ def test_an_address_that_is_none_is_refused(files):
 def test_a_sample_does_not_depend_on_what_else_is_asked(files):
     model = Model("<think> a </think> <answer> \\boxed{x} </answer>")
     rows = [QUESTION | {"id": f"q{i}", "question": f"Who is {i}?"} for i in range(40)]
-    (files / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(files / "q.jsonl", rows)
     evaluate(at2po, files, model.url, "--eval-temperature", 1)
     seeds = {r["messages"][-1]["content"][-20:]: r["seed"] for r in model.requests}
     assert len(set(seeds.values())) == 40

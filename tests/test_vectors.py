@@ -17,6 +17,7 @@ from common.passages import RetrieverError
 from common.vectors import VectorsError, sentences
 from common.vectors import __main__ as made_by_command
 from common.vectors.dense import DenseRetriever
+from tests.conftest import write
 
 CORPUS = [{"id": str(i), "title": f"Title {i}", "text": f"Text of {i}."} for i in range(400)]
 
@@ -72,12 +73,7 @@ def faiss_file(path, spec="Flat", corpus=CORPUS):
 
 @pytest.fixture
 def corpus_file(tmp_path):
-    def write(corpus=CORPUS):
-        path = tmp_path / "corpus.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in corpus))
-        return str(path)
-
-    return write
+    return lambda corpus=CORPUS: str(write(tmp_path / "corpus.jsonl", corpus))
 
 
 def command(corpus, out, *flags):
