@@ -220,7 +220,6 @@ class Scripted:
 def small_qwen(folder, tokenizer, rows):
     """A Qwen3 folder with this tokenizer and small random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
-
     Qwen3ForCausalLM(Qwen3Config(
         vocab_size=rows, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, max_position_embeddings=32768, tie_word_embeddings=True,
@@ -237,7 +236,6 @@ WORDS = 20_000  # the first of Qwen's 151,643; loading all of them takes longer 
 def qwen(tmp_path_factory):
     """A Qwen3 folder with the real tokenizer's first words and small random weights."""
     from transformers import AutoTokenizer
-
     folder = tmp_path_factory.mktemp("qwen3")
     shutil.copyfile(sample("tokenizers/qwen3/tokenizer_config.json"), folder / "tokenizer_config.json")
     vocabulary = json.loads(sample("tokenizers/qwen2.5/vocab.json").read_text(encoding="utf-8"))

@@ -152,11 +152,10 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     with pytest.raises(SystemExit) as stop:
         evaluate(at2po, files, model.url, "--collect", right, "--name", "again")
     assert "is not written over" in stop.value.code
-    at2po.main([
-        "--model", str(small), "--data", str(files / "q.jsonl"), "--corpus", str(files / "c.jsonl"), "--out",
-        str(files), "--top-k", "1", "--max-response", "600", "--steps", "1", "--questions-per-step", "1",
-        "--mini-batch", "1", "--chains", "2", "--rounds", "1", "--expand", "1", "--eval-limit", "1",
-        "--warmup-data", str(right), "--warmup-steps", "3", "--warmup-lr", "1e-3", "--name", "learned"])
+    reads = {"model": small, "data": files / "q.jsonl", "corpus": files / "c.jsonl", "warmup-data": right}
+    flags = ("--top-k 1 --max-response 600 --steps 1 --questions-per-step 1 --mini-batch 1 --chains 2 "
+             "--expand 1 --rounds 1 --eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3 --name learned --out").split()
+    at2po.main([*(f"--{flag}={value}" for flag, value in reads.items()), *flags, str(files)])
     assert f"{right.name}: {len(good)} conversations" in capsys.readouterr().out
     (folder,) = (files / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]

@@ -574,7 +574,6 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
     ("owner/name:config:dev", ["owner/name", "config", "dev"])])
 def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_hub, mapped):
     import datasets
-
     monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     table, asked = datasets.Dataset.from_list(ROWS), []
@@ -595,7 +594,6 @@ def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
     import datasets
-
     (tmp_path / "empty").mkdir()
     table = datasets.Dataset.from_list([{"question": "?"}])
     table.save_to_disk(tmp_path / "questions")
@@ -609,8 +607,6 @@ def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
 
 
 def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
-    import pyarrow.parquet
-
     file = tmp_path / "c.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": str(i)} for i in range(50_000)]), file)
     monkeypatch.setattr(pyarrow.parquet, "read_table", lambda *of: pytest.fail("read whole"))

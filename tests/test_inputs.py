@@ -6,7 +6,7 @@ import pytest
 
 import at2po
 import omne_r1
-from common import folder, report
+from common import folder, report, run
 from common.files import RunError, write_json
 from common.folder import open_folder
 from common.page import writer
@@ -67,7 +67,6 @@ def test_graphs_are_inputs_by_their_files(tmp_path):
 
 
 def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
-    from common import run
     run_folder = folder.RunFolder(tmp_path, "s", "a", {"corpus": str(write(tmp_path / "c.jsonl", [1]))})
     run_folder.path.mkdir(parents=True)
     monkeypatch.setattr(card, "write", lambda *_: None)
@@ -81,7 +80,6 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
 
 
 def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp_path):
-    from common import run
     going_on = run.Run(at2po.Config(resume=True))
     going_on.folder = folder.RunFolder(tmp_path, "s", "a", {})
     going_on.folder.path.mkdir(parents=True)

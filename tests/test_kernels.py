@@ -325,7 +325,6 @@ def test_no_clip_decision_flips_where_bf16_logits_flip_some():
     """Turn-mean ratios near ATPO's window: decided as in fp64 by us,
     not by a head that rounds its logits to bf16."""
     from benchmarks.bench_kernels import clip_flips
-
     flips = clip_flips(turns=300, V=2000, H=128, device=DEVICE)
     assert flips["ours"] == 0 and flips["bf16 logits"] > 0.03 and flips["outside the window"] > 0.15, flips
 

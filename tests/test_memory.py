@@ -62,7 +62,6 @@ def test_a_small_and_a_large_policy_by_hand(skeletons):
     assert rollout == {"keys and values": 2 * 2**30}
     most = memory.estimate(small, replace(cfg, cache_gb=1e9), "cpu")[2]
     assert most == {"keys and values": 2 * 384 * 32768 * 2 * 28 * 8 * 128 * 4}
-
     cfg = at2po.Config(engine="vllm", micro_tokens=1000, optimizer="adamw8bit", cache_gb=8.0)
     n = weights(large)
     held, update, rollout = memory.estimate(large, cfg, "cuda")

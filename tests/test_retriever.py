@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -110,7 +111,6 @@ def test_bm25_finds_words_without_their_accents_and_case(written, typed):
 
 def test_the_stop_words_are_those_of_bm25s():
     from bm25s.stopwords import STOPWORDS_EN
-
     assert retriever.STOP_WORDS == set(STOPWORDS_EN)
 
 
@@ -241,8 +241,6 @@ def server():
 
 @pytest.fixture
 def post(server):
-    import httpx
-
     client = httpx.Client(trust_env=False, base_url=server)
 
     def send(path, **body):  # escapes what is not ASCII, so that half a character can be sent
@@ -263,8 +261,6 @@ def test_http_gives_what_the_server_has(server, suffix, monkeypatch):
 
 
 def test_the_form_on_the_wire(server, post):
-    import httpx
-
     client = httpx.Client(trust_env=False)
     assert client.get(server + "/health").json() == {"status": "ok"}
     hit = post("/retrieve", queries=["Silent Harbor"], topk=1, return_scores=True)["result"][0][0]
@@ -661,7 +657,6 @@ def test_dense_with_a_real_encoder(tmp_path):
 def encode_with(monkeypatch, tmp_path):
     """encode_with(function) -> a folder whose encoder is that function of a text, normalised."""
     import sentence_transformers
-
     def install(vector):
         class Encoder:
             max_seq_length = 256
@@ -688,7 +683,6 @@ def bag_of_words(text):
 
 def test_lists_are_found_behind_a_transform_and_an_index_that_cannot_be_is_refused(tmp_path, encode_with):
     import faiss
-
     corpus, folder = titled(*[f"w{n % 16} " for n in range(300)]), encode_with(bag_of_words)
     r = DenseRetriever(corpus, folder, "PCA8,IVF16,Flat", tmp_path)
     assert faiss.extract_index_ivf(r.index.base_index).nprobe == 8

@@ -274,13 +274,10 @@ def test_eval_only_and_ask(tmp_path, one_step, capsys):
 def test_a_question_is_asked_without_reading_a_data_set(tmp_path, capsys, qwen):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "1", "contents": '"Ada Holt"\nAda Holt is a painter.'}) + "\n")
-    small = [
-        "--model", str(qwen), "--data", str(tmp_path / "none.json"), "--ask", "Who is Ada Holt?",
-        "--out", str(tmp_path / "none")]
-    for script, flags in (
-        (at2po, "--max-response 8"),
-        (bi_rar, "--max-turn 8 --max-searches 1"),
-        (mygo_mujica, "--envs text --max-turn 8")):
+    small = ["--model", str(qwen), "--data", str(tmp_path / "none.json"), "--ask", "Who is Ada Holt?",
+             "--out", str(tmp_path / "none")]
+    for script, flags in ((at2po, "--max-response 8"), (bi_rar, "--max-turn 8 --max-searches 1"),
+                          (mygo_mujica, "--envs text --max-turn 8")):
         script.main([*small, *flags.split(), "--retriever", "bm25", "--corpus", str(corpus)])
         assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
     with pytest.raises(SystemExit, match="none.json"):  # a corpus pooled from questions wants them
@@ -508,8 +505,7 @@ def test_a_set_s_name_is_none_of_an_evaluation_before_training():
 @pytest.mark.parametrize("script, name, stage", [
     (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
-def test_what_can_be_refused_is_refused_before_any_data_is_read(
-        tmp_path, monkeypatch, qwen, script, name, stage):
+def test_what_can_be_refused_is_so_before_data_are_read(tmp_path, monkeypatch, qwen, script, name, stage):
     for module in (splits, mygo_mujica):
         monkeypatch.setattr(module, "load_splits", lambda *_, **__: pytest.fail("data were read first"))
     folder = tmp_path / script.__name__ / name
@@ -528,7 +524,6 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(
     "nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"])
 def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path, monkeypatch):
     from huggingface_hub import HfApi
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: pytest.fail("the hub was asked"))
     (tmp_path / "runs").mkdir()
@@ -541,7 +536,6 @@ def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path,
     (OSError("no route"), r"cannot be reached \(OSError\).*HF_HUB_OFFLINE"), ("", "HF_HUB_OFFLINE is set")])
 def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, said, monkeypatch):
     from huggingface_hub import HfApi, errors
-
     asked = []
 
     def repo_info(*_, **__):
@@ -561,8 +555,7 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, s
 def test_a_question_drawn_twice_gets_two_trees(qwen):
     model, tokenizer = models.load_policy(str(qwen))
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
-    cfg = at2po.parse_args(
-        ["--model", "x", "--expansion", "none", "--group-size", "2", "--max-response", "8"])
+    cfg = at2po.parse_args("--model x --expansion none --group-size 2 --max-response 8".split())
     q = data.Question("1", "Who?", ["a"])
     a, b = at2po.rollout_trees(policy, None, [q, q], cfg, 1)
     assert a.children[0].turn.ids != b.children[0].turn.ids
@@ -586,10 +579,8 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
 
 
 def test_the_shape_of_a_tree_does_not_depend_on_the_batch():
-    """Random expansion picks by position: siblings must stand in the order they
-    were started, not in which they ended."""
-    cfg = at2po.parse_args([
-        *TINY, "--expansion", "random", "--chains", "4", "--expand", "3", "--rounds", "1"])
+    """Random expansion picks by position: siblings stand in the order in which they began, not ended."""
+    cfg = at2po.parse_args([*TINY, *"--expansion random --chains 4 --expand 3 --rounds 1".split()])
     model, tokenizer = models.load_policy(at2po.tiny_policy(cfg))
     split = world_split("train", questions=3)
 
