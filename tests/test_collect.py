@@ -154,7 +154,7 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     assert "is not written over" in stop.value.code
     reads = {"model": small, "data": files / "q.jsonl", "corpus": files / "c.jsonl", "warmup-data": right}
     flags = ("--top-k 1 --max-response 600 --steps 1 --questions-per-step 1 --mini-batch 1 --chains 2 "
-             "--expand 1 --rounds 1 --eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3 --name learned --out").split()
+             "--expand 1 --rounds 1 --eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3 --name b --out").split()
     at2po.main([*(f"--{flag}={value}" for flag, value in reads.items()), *flags, str(files)])
     assert f"{right.name}: {len(good)} conversations" in capsys.readouterr().out
     (folder,) = (files / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
