@@ -216,7 +216,7 @@ SAID = {
 def test_readme_says_what_the_default_commands_reached():
     text = (ROOT / "README.md").read_text()
     row_of = dict(re.findall(r"^\| `(\w+)\.py` \|(.*)$", text, re.MULTILINE))
-    for when, pattern in [(when, pattern) for when in SAID for pattern in SAID[when]]:
+    for when, pattern in ((when, pattern) for when, patterns in SAID.items() for pattern in patterns):
         script = pattern.partition("/")[0]
         runs = [name for name in committed.runs() if fnmatch(name, f"demo/{pattern}")]
         sets = [committed.evaluations(name, when) for name in runs]

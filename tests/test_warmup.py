@@ -375,18 +375,15 @@ def tiny_gguf(file, head):
     for name, value in settings.items():
         getattr(writer, f"add_{name}")(value)
     shapes = {"attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16), "attn_output": (16, 16),
-              "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
-    embedding = numbers(len(tokens), 16)
+              "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32),
+              "attn_norm": (16,), "ffn_norm": (16,)}
+    embedding, other = numbers(len(tokens), 16), numbers(len(tokens), 16)
     writer.add_tensor("token_embd.weight", embedding)
-    if head == "again":
-        writer.add_tensor("output.weight", embedding + .05 * numbers(len(tokens), 16))
-    elif head == "own":
-        writer.add_tensor("output.weight", numbers(len(tokens), 16))
+    if head != "none":
+        writer.add_tensor("output.weight", {"again": embedding + .05 * other, "own": other}[head])
     writer.add_tensor("output_norm.weight", numbers(16) + 1)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape))
-    for name in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{name}.weight", numbers(16) + 1)
+    for name, shape in shapes.items():  # norms are near 1
+        writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape) + (len(shape) == 1))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
