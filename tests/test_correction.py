@@ -52,7 +52,6 @@ def test_weights_by_hand():
 
 # ---- where it enters the losses
 
-
 def moved(batch):
     """Log-probs after some updates, on both sides of the clip window, and reference log-probs."""
     g = torch.Generator().manual_seed(0)
@@ -158,7 +157,6 @@ def test_a_sampler_that_lags_evenly_scales_the_gradient_of_the_other_scripts(upd
 
 
 # ---- what a run says
-
 
 def test_the_drift_guard_goes_by_the_coarser_precision_of_sampler_and_trainer(monkeypatch):
     for precision, mean, fires in (

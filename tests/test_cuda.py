@@ -33,8 +33,7 @@ def folder(tmp_path_factory):
     model = Qwen3ForCausalLM(Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    ))
+        eos_token_id=tokenizer.eos_token_id))
     for p in model.parameters():
         p.data.mul_(1.5)
     model.save_pretrained(path)

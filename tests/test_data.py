@@ -14,15 +14,9 @@ import pytest
 
 from common import data, files, metrics
 from common.formats import fingerprint
-from tests.conftest import sample
+from tests.conftest import sample, write
 
 GOOD = {"question": "Who?", "answer": "Ada"}
-
-
-def write(tmp_path, rows, name="q.jsonl"):
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def one(row):
@@ -39,7 +33,6 @@ def error_of(load, *args, **kwargs):
 
 # ---------------------------------------------------------------- real files
 
-
 @pytest.mark.parametrize("name, n, hops, context", [
     ("hotpotqa/dev_distractor.json", 94, {2}, 10),
     ("hotpotqa/train.json", 54, {2}, 2),
@@ -50,8 +43,7 @@ def error_of(load, *args, **kwargs):
     ("triviaqa/test.jsonl", 300, {0}, 0),
     ("popqa/test.jsonl", 300, {0}, 0),
     ("bamboogle/test.csv", 64, {0}, 0),
-    ("rl_formats/arpo_valid.parquet", 88, {0}, 0),
-])
+    ("rl_formats/arpo_valid.parquet", 88, {0}, 0)])
 def test_real_files(name, n, hops, context):
     questions = data.load_questions(sample(name))
     assert len(questions) == n and len({q.id for q in questions}) == n
@@ -97,7 +89,6 @@ def test_popqa_and_ultradomain_in_their_own_layouts():
 
 # ---------------------------------------------------------------- hub names and roles
 
-
 @pytest.fixture
 def loads(monkeypatch):
     """The arguments of every datasets.load_dataset; the hub has every set."""
@@ -133,8 +124,7 @@ FLASHRAG, SEARCH_R1 = "RUC-NLPIR/FlashRAG_datasets", "PeterJinGo/nq_hotpotqa_tra
     # a hub id in full is taken as it is
     ("a/b:c:validation", ("a/b", "c", "validation"), ("a/b", "c", "validation")),
     ("a/b:c", ("a/b", "c", "train"), ("a/b", "c", "test")),
-    ("a/b::test", ("a/b", None, "test"), ("a/b", None, "test")),
-])
+    ("a/b::test", ("a/b", None, "test"), ("a/b", None, "test"))])
 def test_a_name_is_its_training_split_for_training_only(loads, source, train, evaluation):
     for role, wanted in (("train", train), ("evaluation", evaluation)):
         loads.clear()
@@ -168,7 +158,6 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
 
 # ---------------------------------------------------------------- gold answers
 
-
 @pytest.mark.parametrize("answer, golds", [
     ({"value": "Ada", "aliases": ["A. H.", "Ada"], "normalized_aliases": ["ada"]}, ["Ada", "A. H."]),
     ({"Value": "Ada", "Aliases": []}, ["Ada"]),
@@ -180,8 +169,7 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     (True, ["yes"]), (False, ["no"]), ([True], ["yes"]),
     (["Ada", None, " "], ["Ada"]),
     (["The The", "!!!", "Matt Johnson"], ["Matt Johnson"]),
-    ("C++", ["C++"]),
-])
+    ("C++", ["C++"])])
 def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
     assert one({"question": "Who?", "answer": answer}).answers == golds
 
@@ -189,8 +177,7 @@ def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
 @pytest.mark.parametrize("answer", [
     float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
     {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "['Ada', 'Bea']", "[]", b"Ada",
-    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}},
-])
+    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}}])
 def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
     row = {"question": "Who?", "answer": answer}
     assert "records: record 1: field 'answer" in error_of(data.load_questions, [row])
@@ -199,17 +186,10 @@ def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
 
 @pytest.mark.parametrize("answer", ["!!!", "The The", ["?", ")"], "\ud800"])
 def test_an_answer_without_a_word_is_left_out_of_training_and_told(tmp_path, answer, capsys):
-    path = tmp_path / "q.jsonl"
-    path.write_text(json.dumps({"question": "Who?", "answer": answer}) + "\n" + json.dumps(GOOD) + "\n")
+    path = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": answer}, GOOD])
     for role, n in (("train", 1), ("evaluation", 2)):
         assert len(data.load_questions(path, role=role)) == n
         assert f"{path}: record 1: field 'answer': " in capsys.readouterr().err
-
-
-def test_no_gold_answer_makes_an_empty_prediction_right():
-    for name in ("nq/nq_open_dev.jsonl", "triviaqa/test.jsonl", "popqa/test.jsonl"):
-        for q in data.load_questions(sample(name), role="train"):
-            assert not metrics.exact_match("", q.answers)
 
 
 def test_search_r1_rows():
@@ -239,8 +219,7 @@ OBJECT = '{"target": ["Ada", "A. H."]}'
     ({"golden_answers": ["Ada"], "answer_aliases": ["A. H."], "aliases": ["B"]}, ["Ada", "A. H.", "B"]),
     ({"Answer": "Ada", "ALIASES": ["A. H."]}, ["Ada", "A. H."]),
     ({"answer": None, "answers": ["Ada"]}, ["Ada"]),
-    ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."]),
-])
+    ({"possible_answers": '["Ada", "A. H."]', "obj": "Ada"}, ["Ada", "A. H."])])
 def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, golds):
     q = one({"question": "Who?"} | row)
     assert (q.question, q.answers, q.context) == ("Who?", golds, [])
@@ -250,8 +229,7 @@ def test_golds_of_all_fields_stand_together_and_those_in_json_are_read(row, gold
 
 @pytest.mark.parametrize("truth", [
     OBJECT, '["Ada", "A. H."]', {"target": '["Ada", "A. H."]'}, {"target": [OBJECT]},
-    {"Target": "Ada", "aliases": ["A. H."]},
-])
+    {"Target": "Ada", "aliases": ["A. H."]}])
 def test_a_ground_truth_is_the_same_as_text_and_as_an_object(truth):
     row = {"prompt": [{"role": "user", "content": "who?"}], "reward_model": {"ground_truth": truth}}
     assert one(row).answers == ["Ada", "A. H."]
@@ -269,7 +247,6 @@ def test_the_question_apart_from_the_words_around_it_wins():
 
 
 # ---------------------------------------------------------------- contexts, evidence, ids
-
 
 def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
     assert one(GOOD | {"context": [["T", "One sentence."]]}).context == [["T", ["One sentence."]]]
@@ -455,7 +432,6 @@ def test_a_damaged_record_is_an_error_with_record_and_field_or_a_well_typed_ques
 
 # ---------------------------------------------------------------- files
 
-
 FINE = json.dumps(GOOD).encode()
 BAD = [  # records in the second line
     (b'{"question": "q"}\n', "field 'answer' is missing"),
@@ -505,17 +481,12 @@ def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, name, conten
     ("c.jsonl", b'{"contents": 3}\n', "record 1: field 'contents': expected text"),
     ("c.jsonl", b'{"title": [], "text": "x"}\n', "record 1: field 'title': expected"),
     ("c.json", b'["x"]', "c.json: record 1: expected id and contents"),
-    ("c.jsonl", b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON"),
-])
+    ("c.jsonl", b'{"text": "x"}\n{"te', "c.jsonl: record 2: not valid JSON")])
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
     load = data.load_corpus if name.startswith("c.") else data.load_questions
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert re.search(message, error_of(load, tmp_path / name))
-
-
-def test_questions_without_contexts_are_no_corpus():
-    assert "no contexts to pool" in error_of(data.pool_contexts, [data.Question("1", "q", ["a"])])
 
 
 def test_parquet_with_damaged_pages_is_a_data_error(tmp_path):
@@ -603,7 +574,6 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
     ("owner/name:config:dev", ["owner/name", "config", "dev"])])
 def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_hub, mapped):
     import datasets
-
     monkeypatch.setattr(data, "MEMORY_MAP_FROM", 0 if mapped else 200e6)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     table, asked = datasets.Dataset.from_list(ROWS), []
@@ -624,7 +594,6 @@ def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
     import datasets
-
     (tmp_path / "empty").mkdir()
     table = datasets.Dataset.from_list([{"question": "?"}])
     table.save_to_disk(tmp_path / "questions")
@@ -638,8 +607,6 @@ def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
 
 
 def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
-    import pyarrow.parquet
-
     file = tmp_path / "c.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": str(i)} for i in range(50_000)]), file)
     monkeypatch.setattr(pyarrow.parquet, "read_table", lambda *of: pytest.fail("read whole"))
@@ -675,7 +642,7 @@ def small_and_large(file, monkeypatch, **options):
 
 @pytest.mark.parametrize("name", AS_LINES)
 def test_a_large_corpus_has_the_texts_of_a_small_one(tmp_path, monkeypatch, name):
-    file = write(tmp_path, AS_LINES[name])
+    file = write(tmp_path / "q.jsonl", AS_LINES[name])
     small, large = small_and_large(file, monkeypatch)
     assert small == large and len(small) == len(AS_LINES[name])
     assert all(isinstance(value, str) for row in large for value in row.values())
@@ -693,8 +660,7 @@ DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t19
     ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS)), 40, "Text 39."),
     ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40)), 40,
      "Text\n39."),
-    ("psgs.tsv", DPR, 3, "Not known."),
-])
+    ("psgs.tsv", DPR, 3, "Not known.")])
 def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text, rows, last,
                                                             packed):
     file = tmp_path / (f"{name}.gz" if packed else name)
@@ -708,8 +674,7 @@ def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name, bad", [
     ("a.jsonl", b'{"id": "60", "contents": "cut \n'), ("b.jsonl", b'{"id": "60"}\n'),
-    ("c.jsonl", b'{"contents": "Gen\xe8ve"}\n'), ("d.jsonl.gz", b'{"id": "60", "cont\n'),
-])
+    ("c.jsonl", b'{"contents": "Gen\xe8ve"}\n'), ("d.jsonl.gz", b'{"id": "60", "cont\n')])
 def test_a_bad_line_of_a_corpus_is_named_or_left_out_whatever_its_size(tmp_path, monkeypatch, capfd, name,
                                                                        bad):
     lines = [json.dumps(row).encode() + b"\n" for row in ROWS]
@@ -742,16 +707,12 @@ def test_a_large_corpus_that_is_damaged_or_changed_is_noticed(tmp_path, monkeypa
     ({"title": "Oslo", "contents": '"Oslo"\nA city.'}, "Oslo", "A city."),
     ({"title": "Oslo", "text": "x", "contents": "Oslo\nA city."}, "Oslo", "A city."),
     ({"title": None, "contents": '"Oslo"\nA city.'}, "Oslo", "A city."),
-    ({"contents": '"Oslo"\n'}, "Oslo", ""),
-    ({"contents": "One line."}, "", "One line."),
-    ({"contents": '"Heroes" (David Bowie album)\nx'}, '"Heroes" (David Bowie album)', "x"),
-    ({"contents": '""Heroes" (David Bowie album)"\nx'}, '"Heroes" (David Bowie album)', "x"),
     ({"contents": '"The "Sea" (film)"\nx'}, 'The "Sea" (film)', "x"),
     ({"title": '"Heroes" and "Low"', "text": "x"}, '"Heroes" and "Low"', "x"),
-    ({"title": '"', "text": "x"}, '"', "x"),
-])
+    ({"title": '"', "text": "x"}, '"', "x")])
 def test_the_title_of_a_passage(tmp_path, row, title, text):
-    [passage] = data.load_corpus(write(tmp_path, [row], "c.jsonl"))
+    """common/passages.py has more of them in its doctests."""
+    [passage] = data.load_corpus(write(tmp_path / "c.jsonl", [row]))
     assert passage == {"id": "0", "title": title, "text": text}
 
 
@@ -759,7 +720,7 @@ def test_a_passage_is_called_as_its_record_is(tmp_path):
     names = ("id", "_id", "docid", "doc_id", "idx", "ID", "DocID")
     rows = [{name: f"n{i}", "text": f"x{i}"} for i, name in enumerate(names)]
     rows += [{"idx": 0, "text": "a"}, {"id": 7.0, "text": "b"}, {"_id": "", "text": "c"}]
-    read = data.load_corpus(write(tmp_path, rows, "c.jsonl"))
+    read = data.load_corpus(write(tmp_path / "c.jsonl", rows))
     assert [row["id"] for row in read] == [f"n{i}" for i in range(7)] + ["0", "7", "9"]
 
 

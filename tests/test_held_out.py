@@ -25,11 +25,10 @@ def rows_of(n, **more):
              "supporting_facts": [["Hill", 1]], **more} for i in range(n)]
 
 
-def sides(script, *flags):
+def sides(*flags):
     """(texts of the questions that are learned, of those that are asked, all fingerprints evaluated)"""
-    given = ["--model", "m", "--corpus", "contexts", "--retriever", "bm25", *flags]
-    cfg = script.parse_args(given)
-    train, evals = splits.load_splits(cfg, script.PAPER_EVAL)
+    cfg = at2po.parse_args(["--model", "m", "--corpus", "contexts", "--retriever", "bm25", *flags])
+    train, evals = splits.load_splits(cfg, at2po.PAPER_EVAL)
     learned = train.questions if train else []
     asked = [q for split in evals for q in split.questions]
     return [q.question for q in learned], [q.question for q in asked], evals[0].evaluated
@@ -58,17 +57,16 @@ def test_what_is_held_out_of_a_large_file_stays_so_when_it_grows():
         assert (name in large) == (int(name, 16) < 2**64 / 10)  # as each question's own hash says
 
 
-@pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica])
-def test_no_limit_moves_the_border(script, tmp_path):
+def test_no_limit_moves_the_border(tmp_path):
     rows = rows_of(80)
     file = write(tmp_path / "q.jsonl", rows + rows[:30] * 2)
-    learned, asked, evaluated = sides(script, "--data", file)
+    learned, asked, evaluated = sides("--data", file)
     assert len(set(asked)) == len(evaluated) == 20 and not set(asked) & set(learned)
     for flags in (["--eval-limit", "5"], ["--eval-limit", "5", "--seed", "1"], ["--limit", "50"]):
-        fewer, some, same = sides(script, "--data", file, *flags)
+        fewer, some, same = sides("--data", file, *flags)
         assert same == evaluated and set(some) <= set(asked) and set(fewer) <= set(learned)
         assert len(some) == (5 if "--eval-limit" in flags else len(asked))
-    collected = sides(script, "--data", file, "--eval-only", "--collect", str(tmp_path / "new"),
+    collected = sides("--data", file, "--eval-only", "--collect", str(tmp_path / "new"),
                       "--eval-limit", "5")[1]
     assert sorted(collected) == sorted(learned)
 
@@ -76,7 +74,7 @@ def test_no_limit_moves_the_border(script, tmp_path):
 def test_fewer_questions_are_drawn_with_the_seed_wherever_they_stand(tmp_path):
     def asked(rows, *flags):
         file = write(tmp_path / "e.jsonl", rows)
-        return sides(at2po, "--data", train, "--eval-data", file, *flags)[1]
+        return sides("--data", train, "--eval-data", file, *flags)[1]
 
     train = write(tmp_path / "t.jsonl", [{"question": f"Where is {i}?", "answer": "Bo"} for i in range(3)])
     rows = rows_of(40)
@@ -89,18 +87,18 @@ def test_fewer_questions_are_drawn_with_the_seed_wherever_they_stand(tmp_path):
 
 def test_a_checkpoint_is_asked_what_a_run_on_the_file_holds_out(tmp_path, capsys):
     file = write(tmp_path / "q.jsonl", rows_of(50))
-    learned, asked, _ = sides(at2po, "--data", file)
+    learned, asked, _ = sides("--data", file)
     capsys.readouterr()
     alone = ["--data", file, "--eval-only"]
-    assert sides(at2po, *alone, "--checkpoint", "m")[1] == asked
+    assert sides(*alone, "--checkpoint", "m")[1] == asked
     assert "20 of 50 questions are held out" in capsys.readouterr().out
     trained = tmp_path / "checkpoint"
     trained.mkdir()
     (trained / "trainer.json").write_text("{}")
-    assert sides(at2po, *alone, "--model", str(trained))[1] == asked
-    assert sides(at2po, *alone, "--warmup-data", file)[1] == asked
-    assert len(sides(at2po, *alone)[1]) == 50  # a model as it came
-    assert len(sides(at2po, *alone, "--checkpoint", "m", "--eval-data", file)[1]) == 50
+    assert sides(*alone, "--model", str(trained))[1] == asked
+    assert sides(*alone, "--warmup-data", file)[1] == asked
+    assert len(sides(*alone)[1]) == 50  # a model as it came
+    assert len(sides(*alone, "--checkpoint", "m", "--eval-data", file)[1]) == 50
     # and searches the passages that the run searched
     own = write(tmp_path / "own.jsonl", [
         row | {"context": [[f"Hill {i}", ["s"]]]} for i, row in enumerate(rows_of(50))])
@@ -114,13 +112,13 @@ def test_evaluation_data_are_left_out_of_training_and_counted(tmp_path, capsys):
     file, some = write(tmp_path / "q.jsonl", rows), write(tmp_path / "e.jsonl", rows[:10])
     other = [row | {"question": row["question"].upper() + "!"} for row in rows[10:14]]
     for flags in ([], ["--eval-limit", "2"], ["--eval-only", "--collect", str(tmp_path / "c")]):
-        learned, asked, _ = sides(
-            at2po, "--data", file, "--eval-data", f"{some},{write(tmp_path / 'o.jsonl', other)}", *flags)
+        others = f"{some},{write(tmp_path / 'o.jsonl', other)}"
+        learned, asked, _ = sides("--data", file, "--eval-data", others, *flags)
         learned = asked if "--collect" in flags else learned
         assert learned == [row["question"] for row in rows[14:]]
         assert "left out 14 of 30 questions" in capsys.readouterr().out
     with pytest.raises(data.DataError, match="nothing is left to learn from; give --eval-data other"):
-        sides(at2po, "--data", file, "--eval-data", file)
+        sides("--data", file, "--eval-data", file)
 
 
 def test_askit_learns_no_question_that_it_is_asked(tmp_path):
@@ -178,8 +176,7 @@ ASKED = "Who made the Hill 3?"
     {"value": f"Answer in short.\nQuestion: {ASKED}\n"},
     {"value": f"Use <search>, then <answer>. The question is this: {ASKED}"},
     {"value": f"{ASKED} Think step by step.\nPut the answer in a box."},
-    {"value": "Hello!", "later": f"And now:\n{ASKED}"},
-])
+    {"value": "Hello!", "later": f"And now:\n{ASKED}"}])
 def test_conversations_of_evaluated_questions_are_left_out_in_any_prompt(row, taught, tmp_path, capsys):
     first, later = row.pop("value", "as --collect has it"), row.pop("later", "Thanks.")
     row["conversations"] = [

@@ -1,23 +1,18 @@
 """A run's inputs are known by what they hold: on --resume, in tables, and while another process writes."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
 import at2po
 import omne_r1
-from common import folder, report
+from common import folder, report, run
 from common.files import RunError, write_json
 from common.folder import open_folder
 from common.page import writer
 from common.report import card
-from tests.conftest import forked
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from tests.conftest import forked, write
+from tests.test_report import evaluation, make_run
 
 
 @pytest.fixture
@@ -72,7 +67,6 @@ def test_graphs_are_inputs_by_their_files(tmp_path):
 
 
 def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
-    from common import run
     run_folder = folder.RunFolder(tmp_path, "s", "a", {"corpus": str(write(tmp_path / "c.jsonl", [1]))})
     run_folder.path.mkdir(parents=True)
     monkeypatch.setattr(card, "write", lambda *_: None)
@@ -86,7 +80,6 @@ def test_each_evaluation_says_what_it_read(tmp_path, monkeypatch):
 
 
 def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp_path):
-    from common import run
     going_on = run.Run(at2po.Config(resume=True))
     going_on.folder = folder.RunFolder(tmp_path, "s", "a", {})
     going_on.folder.path.mkdir(parents=True)
@@ -102,15 +95,12 @@ def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp
 # ---------------------------------------------------------------- tables
 
 def evaluated(path, words, inputs=None, right=(1, 1, 1, 1)):
-    node = {"id": 0, "parents": [], "text": "", "label": "question"}
-    shared = {"gold": ["Bo"], "type": "", "answer": None, "problem": "", "nodes": [node], "trajectories": []}
-    rows = [shared | {"id": str(i), "question_id": str(i), "question": text, "em": right[i]}
+    """A run that was asked these questions after it had read these inputs."""
+    nodes = [{"id": 0, "parents": [], "text": "", "label": "question"}]
+    rows = [{"id": str(i), "question_id": str(i), "question": text, "em": right[i], "nodes": nodes}
             for i, text in enumerate(words)]
-    path.mkdir()
-    write_json(path / "config.json", {"name": path.name})
-    em = sum(right) / 4
-    summary = {"n": 4, "em": em, "em_low": em, "em_high": em, "inputs": inputs or {}}
-    write_json(path / "eval_dev.json", {"summary": summary, "predictions": rows})
+    make_run(path, [])
+    evaluation(path, "dev", rows, inputs=inputs or {})
     return path
 
 

@@ -109,8 +109,7 @@ def test_values_and_gradients_equal_fp64(backend, dtype, kept):
 @pytest.mark.parametrize("backend", LATER)
 @pytest.mark.parametrize(
     "shape",
-    [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)],
-)
+    [dict(N=1), dict(V=63), dict(V=64), dict(V=65), dict(V=7), dict(N=2, H=3, V=1001), dict(N=130, V=129)])
 def test_ragged_shapes(backend, shape, kept):
     check(*problem(**shape), backend=backend)
 
@@ -322,12 +321,10 @@ def test_bad_arguments():
 
 # ---- clip decisions
 
-
 def test_no_clip_decision_flips_where_bf16_logits_flip_some():
     """Turn-mean ratios near ATPO's window: decided as in fp64 by us,
     not by a head that rounds its logits to bf16."""
     from benchmarks.bench_kernels import clip_flips
-
     flips = clip_flips(turns=300, V=2000, H=128, device=DEVICE)
     assert flips["ours"] == 0 and flips["bf16 logits"] > 0.03 and flips["outside the window"] > 0.15, flips
 
@@ -474,7 +471,6 @@ def test_planted_errors_are_found(tmp_path, name):
 
 
 # ---- weighted cross entropy
-
 
 def algorithm_1(logits, labels, weights):
     """Lines 16-30 of Omne-R1's Algorithm 1, as printed."""

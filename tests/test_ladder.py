@@ -6,32 +6,23 @@ import re
 import shlex
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 import at2po
 from common import ladder, metrics
-from common.files import RunError, write_json, write_jsonl
+from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
+from tests.test_report import make_run
 
 
 def finished(folder, ems, before, steps):
     """A run folder as a run leaves it."""
-    folder.mkdir(parents=True)
-    for name, values in (("eval_test", ems), ("eval_test_before", before)):
-        rows = [{"id": str(i), "em": em, "f1": em, "searches": 2 + em, "tokens": 9.0}
-                for i, em in enumerate(values)]
-        mean = sum(values) / len(values)
-        summary = {"em": mean, "em_low": mean, "em_high": mean, "f1": mean, "n": len(rows)}
-        write_json(folder / f"{name}.json", {"summary": summary, "predictions": rows})
-    write_json(folder / "config.json", {})
+    make_run(folder, [], rows=steps, test_before=before, test=ems)
+    (folder / "config.json").write_text("{}")
     (folder / "trajectories.html").touch()
-    write_json(folder / "metrics.json", {"reward/mean": ["mean reward", "reward", "", ""]})
-    write_jsonl(folder / "metrics.jsonl", steps)
 
 
 def lines_of(path):
@@ -171,8 +162,7 @@ def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
 @pytest.mark.parametrize("args, words", [
     ("at2po table9", "table9: the tables of at2po are"), ("askit table1", "askit: there are tables of at2po"),
     ("at2po table1 --seeds 0", "--seeds 0"), ("at2po table1 -- --seed 1", "--seed after --"),
-    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0"),
-])
+    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0")])
 def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
     with pytest.raises(SystemExit, match=words):
         ladder.main(args.split())

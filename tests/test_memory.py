@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
@@ -10,8 +9,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 import at2po
 from common import flags
 from common.gpu import memory
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 GB = {"1x24": 24 * 2**30, "1x80": 79.2 * 2**30, "8x80": 79.2 * 2**30}  # an H100 says 79.18 GiB
 
 
@@ -34,8 +33,7 @@ MODELS = {
     "Qwen/Qwen3-14B": qwen3(5120, 40, 17408, heads=40, tied=False),
     "Qwen/Qwen2.5-1.5B-Instruct": qwen25(1536, 28, 8960, 12, 2),
     "Qwen/Qwen2.5-3B-Instruct": qwen25(2048, 36, 11008, 16, 2),
-    "Qwen/Qwen2.5-7B-Instruct": qwen25(3584, 28, 18944, 28, 4, vocabulary=152064, tied=False),
-}
+    "Qwen/Qwen2.5-7B-Instruct": qwen25(3584, 28, 18944, 28, 4, vocabulary=152064, tied=False)}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +62,6 @@ def test_a_small_and_a_large_policy_by_hand(skeletons):
     assert rollout == {"keys and values": 2 * 2**30}
     most = memory.estimate(small, replace(cfg, cache_gb=1e9), "cpu")[2]
     assert most == {"keys and values": 2 * 384 * 32768 * 2 * 28 * 8 * 128 * 4}
-
     cfg = at2po.Config(engine="vllm", micro_tokens=1000, optimizer="adamw8bit", cache_gb=8.0)
     n = weights(large)
     held, update, rollout = memory.estimate(large, cfg, "cuda")

@@ -86,8 +86,7 @@ def test_models_whose_numbers_are_their_own_load(kind, settings, tmp_path):
     ("deepseek_v3", EXPERTS | dict(              # keys wider than values
         kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
         num_key_value_heads=4, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1),
-     "sampling cannot compute this model"),
-])
+     "sampling cannot compute this model")])
 def test_other_models_are_refused_in_one_line_and_told_what_differs(kind, settings, why, tmp_path):
     with pytest.raises(ModelError, match=why) as refused:
         policy_of(saved(tmp_path, kind, **settings))
@@ -189,8 +188,7 @@ LINEAR = dict(
     ("qwen3_5_text", LINEAR | dict(head_dim=8)),
     ("qwen3_next", EXPERTS | LINEAR | dict(head_dim=8, shared_expert_intermediate_size=24)),
     ("gemma3_text", dict(sliding_window=8, layer_types=["sliding_attention", "full_attention"], head_dim=8)),
-    ("mistral", dict(sliding_window=8)),
-])
+    ("mistral", dict(sliding_window=8))])
 def test_what_cannot_share_prefixes_trains_unshared_and_says_so_once(
         kind, settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "make_engine", lambda cfg, model, tokenizer, trains: Recomputing(tokenizer))
@@ -220,8 +218,7 @@ def gradient(policy, loss):
     ("llama", dict(attention_dropout=.3)),
     ("starcoder2", dict(residual_dropout=.3, embedding_dropout=.3, sliding_window=None)),
     ("gpt2", dict(resid_pdrop=.3, embd_pdrop=.3, attn_pdrop=.3, n_embd=32, n_head=4, n_layer=2)),
-    ("opt", dict(dropout=.3, ffn_dim=48, word_embed_proj_dim=32)),
-])
+    ("opt", dict(dropout=.3, ffn_dim=48, word_embed_proj_dim=32))])
 def test_dropout_of_any_name_is_off_and_told_once(kind, settings, tmp_path, capsys):
     policy, _ = model.load_policy(saved(tmp_path, kind, **settings))
     assert draws_alike(policy)

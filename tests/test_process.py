@@ -20,19 +20,14 @@ import mygo_mujica
 from common import flags, process
 from common.files import Lines, RunError, read_jsonl
 from docs.metrics import SCRIPTS
-from tests.conftest import forked
+from tests.conftest import ROOT, forked
 from tests.test_run import ten_lines
-
-ROOT = Path(__file__).resolve().parents[1]
-
 
 # ---- threads
 
-
 @pytest.mark.parametrize("busy, given, spins, threads", [
     (0, None, "10000", "4"), (1, None, "10000", "3"), (9, None, "10000", "1"),
-    *((1, name, None, None) for name in process.USER_SET),
-])
+    *((1, name, None, None) for name in process.USER_SET)])
 def test_threads_spin_briefly_and_leave_busy_cores_alone(monkeypatch, busy, given, spins, threads):
     for name in process.USER_SET:
         monkeypatch.delenv(name, raising=False)
@@ -156,7 +151,6 @@ def test_handlers_are_put_back_and_errors_are_one_line():
 
 # ---- flags
 
-
 def help_of(script, capsys):
     before = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(SystemExit):
@@ -216,8 +210,7 @@ def test_help_into_a_pipe_that_closes_ends_without_a_word(tmp_path):
 
 
 @pytest.mark.parametrize("cuda, there, chosen", [
-    (True, True, "vllm"), (True, False, "transformers"), (False, True, "transformers"),
-])
+    (True, True, "vllm"), (True, False, "transformers"), (False, True, "transformers")])
 def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(flags, "has_vllm", lambda: there)
@@ -232,7 +225,6 @@ def test_flags_given_with_underscores_count_too():
 
 
 # ---- Hugging Face's package of the name kernels
-
 
 def hub_kernels(folder):
     """A made one, of the names that transformers imports, as a site-packages folder."""
@@ -307,13 +299,13 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
         _ = kernels.get_kernel
 
 
-def test_lines_that_cannot_be_read_are_left_as_they_are(tmp_path):
+def test_a_line_that_a_kill_cut_off_goes_from_a_file_that_can_be_read_alone(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"a": 1}\n\xff\xfe\n{"b"')
     with pytest.raises(RunError, match="nothing was changed"):
         Lines(file)
     assert file.read_bytes() == b'{"a": 1}\n\xff\xfe\n{"b"'
-    file.write_bytes(b'{"a": 1}\n{"b"')  # cut off by a kill
+    file.write_bytes(b'{"a": 1}\n{"b"')
     lines = Lines(file)
     lines.add({"c": 2})
     lines.close()
@@ -328,8 +320,7 @@ def test_lines_that_cannot_be_read_are_left_as_they_are(tmp_path):
     ("answers.jsonl", '{"text": "a"}', "has no key; nothing was changed. It must be a text: restore it"),
     ("eval_test.verdicts.jsonl", '{"key": "a", "correct": "yes", "reason": ""}', "has no correct;"),
     ("sampled.jsonl", '{"id": "q", "row": {"conversations": [[]]}}', "has no row.conversations[0]; "),
-    ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed"),
-])
+    ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed")])
 def test_a_line_of_another_form_is_refused_by_file_and_line(tmp_path, name, line, wanted):
     first = {"id": "q", "key": "k", "text": "t", "stop_reason": "eos", "reason": ""}
     file = tmp_path / name

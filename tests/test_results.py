@@ -48,51 +48,33 @@ def test_a_plot_has_each_claim_of_the_tables_in_order(parts, plot, wanted):
     assert [word for word in words if word in claims.COLOURS] == verdicts
 
 
-# EM by seed as the notes print it: of these runs, in this page
+# EM by seed as the notes print it, per page: how many kinds of runs, and what they are called
 BY_SEED = {
-    "at2po": [
-        "at2po/atpo-seed*", "at2po/grpo-seed*", "hard/at2po/tables-random-tree-grpo-seed*",
-        "hard/at2po/random-tree-grpo-2e-4-seed*", "hard/at2po/tables-random-tree-atpo-seed*",
-        "hard/at2po/tables-entropy-expansion-seed*", "hard/at2po/tables-at2po-seed*",
-        *(f"hard/at2po/frozen-{name}-seed*" for name in (
-            "at2po", "grpo", "gspo", "aepo", "dapo", "tree-grpo")),
-        *(f"hard/at2po/others-{name}-seed?" for name in (
-            "at2po", "grpo", "grpo-without-kl", "dapo", "dapo-3x", "gspo", "aepo", "tree-grpo"))],
-    "bi_rar": [
-        *(f"{level}bi_rar/seed*-{name}" for level in ("", "hard/") for name in (
-            "initial", "baseline", "forward", "backward", "merged-0.25", "merged-0.5", "merged-0.75")),
-        "hard/bi_rar/seed*-length", "hard/bi_rar/seed*-shuffled",
-        *(f"hard/bi_rar/lists/lists-seed*-{name}" for name in ("baseline", "forward", "length"))],
-    "mygo_mujica": [
-        *(f"mygo_mujica/seed*-{env}-{name}" for env in ("text", "kg") for name in (
-            "few-shot", "warm-up", "mygo", "offline", "star", "raft", "grpo")),
-        *(f"hard/mygo_mujica/seed1?-text-{name}" for name in (
-            "few-shot", "warm-up", "mygo", "offline", "star", "raft", "raft++", "grpo")),
-        *(f"hard/mygo_mujica/{name}" for name in (
-            "fixed99-seed1?-text-fixed", "fixed50-seed1?-text-fixed", "constant-seed1?-text-mygo",
-            "constant-seed1?-text-star", "constant99-seed1?-text-fixed", "thin-seed1?-text-raft",
-            "thin-seed1?-text-raft++", "fresh-seed*-text-mygo", "fresh99-seed*-text-fixed",
-            "freshstar-seed*-text-star", "star16-seed*-text-star"))],
-    "askit": [
-        "askit/seed*-supervised", "askit/seed*-ppo", "askit/answer*-ppo",
-        *(f"demo/askit/{name}" for name in (
-            "longer-seed*-supervised", "onward-seed*-supervised", "seed*-sqg", "suffix-seed*-sqg",
-            "seed*-joint", "noask-seed*-joint", "suffix-seed*-joint"))],
-    "omne_r1": [
-        *(f"demo/omne_r1/{name}" for name in (
-            "seed*-base", "seed*-stage1", "seed*-sft-think", "seed*-sft-no-think", "seed*-rl-think",
-            "seed*-rl-no-think", "behind-seed*-sft-think", "behind-seed*-rl-think",
-            "behind-seed*-sft-no-think", "oneupdate-seed*-stage1", "w1-seed*-sft-think",
-            "w0-seed*-sft-think")),
-        *(f"omne_r1/seed*-{name}" for name in ("sft-w1", "sft-w0.1", "sft-w0.01", "sft-w0"))],
-}
+    "at2po": (21, ["at2po/*", *(f"hard/at2po/{name}" for name in (
+        "random-tree-grpo-2e-4-*", "tables-*", "frozen-*", "others-*po-seed?", "others-grpo-without-kl-seed?",
+        "others-dapo-3x-seed?"))]),
+    "bi_rar": (19, ["bi_rar/*", "hard/bi_rar/seed*", "hard/bi_rar/lists/lists-seed*"]),
+    "mygo_mujica": (33, ["mygo_mujica/*", *(f"hard/mygo_mujica/{name}" for name in (
+        "seed1?-*", "fixed??-seed1?-*", "constant*", "thin*", "fresh-seed*-mygo", "fresh[9s]*", "star16*"))]),
+    "askit": (11, ["askit/seed*-supervised", "askit/seed?-ppo", "askit/answer?-ppo", "demo/askit/*-seed*",
+                   "demo/askit/seed*-sqg", "demo/askit/seed*-joint"]),
+    "omne_r1": (16, ["demo/omne_r1/*", "omne_r1/seed*-sft-w[01]", "omne_r1/seed*-sft-w0*1"])}
+
+
+def kinds(*patterns):
+    """Patterns of those committed runs, one for all seeds of a kind."""
+    runs = [committed.name_of(run) for pattern in patterns for run in committed.matching(RESULTS / pattern)]
+    return sorted({re.sub(r"(seed|answer)(1?)\d", r"\1\2?", name) for name in runs})
 
 
 @pytest.mark.parametrize("page", BY_SEED)
 def test_scores_by_seed_in_the_notes_are_those_of_the_runs(page):
     text = (RESULTS / f"notes/{page}.md").read_text()
     assert len(text.encode()) <= 15 * 1024
-    for pattern in BY_SEED[page]:
+    count, patterns = BY_SEED[page]
+    found = kinds(*patterns)
+    assert len(found) == count, found
+    for pattern in found:
         runs = committed.matching(RESULTS / pattern)
         assert len(runs) > 2, pattern
         runs.sort(key=lambda run: int(re.search(r"(?:seed|answer)(\d+)", run.name)[1]))
@@ -103,30 +85,17 @@ def test_scores_by_seed_in_the_notes_are_those_of_the_runs(page):
                 assert printed in text, (pattern, name, printed)
 
 
-# Differences over seeds as the notes print them: pages, runs, what they are set against
+# Differences over seeds as the notes print them, per page: how many, runs, what they are set against
 MINUS = {
-    "at2po": [
-        *((f"hard/at2po/frozen-{name}-seed*", "hard/at2po/frozen-at2po-seed*")
-          for name in ("grpo", "gspo", "aepo", "dapo", "tree-grpo")),
+    "at2po": (22, [
+        ("hard/at2po/frozen-*", "hard/at2po/frozen-at2po-seed1?"),
         *((f"hard/at2po/others-{name}-seed?", "hard/at2po/others-at2po-seed?") for name in (
-            "grpo", "grpo-without-kl", "dapo", "dapo-3x", "gspo", "aepo", "tree-grpo", "value-child-mean",
-            "value-leaf-mean", *(f"{how}-child-weighted" for how in ("td", "global", "combined")),
-            *(f"{how}-child-mean" for how in ("td", "global", "combined")), "td-leaf-mean",
-            "combined-leaf-mean"))],
-    "bi_rar": [
-        *((f"hard/bi_rar/seed*-{name}", "hard/bi_rar/seed*-baseline") for name in (
-            "initial", "forward", "backward", "merged-0.25", "merged-0.5", "merged-0.75", "length",
-            "shuffled")),
-        *((f"hard/bi_rar/lists/lists-seed*-{name}", "hard/bi_rar/lists/lists-seed*-baseline")
-          for name in ("forward", "length"))],
-    "mygo_mujica": [
-        (f"hard/mygo_mujica/{name}", f"hard/mygo_mujica/seed1?-text-{other}")
-        for other in ("star", "mygo")
-        for name in ("seed1?-text-few-shot", "seed1?-text-warm-up", "seed1?-text-offline", "seed1?-text-raft",
-                     "seed1?-text-raft++", "seed1?-text-grpo", "fixed99-seed1?-text-fixed",
-                     "fixed50-seed1?-text-fixed", "constant-seed1?-text-mygo", "constant-seed1?-text-star",
-                     "constant99-seed1?-text-fixed", "thin-seed1?-text-raft", "thin-seed1?-text-raft++")],
-}
+            "*po", "grpo-without-kl", "dapo-3x", "value-*", "*-child-*", "*d-leaf-mean"))]),
+    "bi_rar": (10, [("hard/bi_rar/seed*", "hard/bi_rar/seed?-baseline"),
+                    ("hard/bi_rar/lists/lists-seed*", "hard/bi_rar/lists/lists-seed?-baseline")]),
+    "mygo_mujica": (26, [(f"hard/mygo_mujica/{name}", f"hard/mygo_mujica/seed1?-text-{other}")
+                         for other in ("star", "mygo")
+                         for name in ("seed1?-text-[!sm]*", "fixed??-seed1?-*", "constant*", "thin*")])}
 
 
 @pytest.mark.parametrize("page", MINUS)
@@ -137,7 +106,10 @@ def test_differences_over_seeds_in_the_notes_are_those_of_the_runs(page):
     for numbers in re.findall(r"([+-]?[\d]*\.\d+) \[([+-]?[\d]*\.\d+),\s+([+-]?[\d]*\.\d+)\]", text):
         printed.add(tuple(map(float, numbers)))
     scores = ["em"] + ["along"] * (page == "at2po") + ["searches"] * (page == "bi_rar")
-    for runs, minus in MINUS[page]:
+    count, patterns = MINUS[page]
+    pairs = {(runs, minus) for pattern, minus in patterns for runs in kinds(pattern) if runs != minus}
+    assert len(pairs) == count, pairs
+    for runs, minus in sorted(pairs):
         for score in scores:
             if score == "searches" and "initial" in runs:
                 continue  # printed without an interval
@@ -232,30 +204,21 @@ def test_runs_can_be_packed_without_texts_and_always_are_without_paths(tmp_path,
     assert not {"question", "gold", "answer"} & row.keys() and row["two_way"] in (0, 1)
 
 
-# what README's table says of the default commands: script, runs, "before" or their final evaluation
-SAID = (
-    ("at2po", "demo/at2po/atpo-seed*", "before"),
-    ("at2po", "demo/at2po/atpo-seed*", "after"),
-    ("at2po", "demo/at2po/grpo-seed*", "after"),
-    ("bi_rar", "demo/bi_rar/seed*-initial", "after"),
-    ("bi_rar", "demo/bi_rar/seed*-forward", "after"),
-    ("bi_rar", "demo/bi_rar/seed*-merged-0.5", "after"),
-    ("bi_rar", "demo/bi_rar/seed*-baseline", "after"),
-    ("mygo_mujica", "demo/mygo_mujica/seed*-text-warm-up", "after"),
-    ("mygo_mujica", "demo/mygo_mujica/seed*-text-mygo", "after"),
-    ("mygo_mujica", "demo/mygo_mujica/seed*-text-grpo", "after"),
-    ("askit", "demo/askit/seed*-supervised", "after"),
-    ("askit", "demo/askit/seed*-ppo", "after"),
-    ("omne_r1", "demo/omne_r1/seed*-base", "after"),
-    ("omne_r1", "demo/omne_r1/seed*-stage1", "after"),
-)
+# runs of results/demo whose EM, before or after training, README's table of the default commands has
+SAID = {
+    "before": ["at2po/atpo-seed*"],
+    "after": ["at2po/atpo-seed*", "at2po/grpo-seed*", "askit/seed*-supervised", "askit/seed*-ppo",
+              *(f"bi_rar/seed*-{name}" for name in ("initial", "forward", "merged-0.5", "baseline")),
+              *(f"mygo_mujica/seed*-text-{name}" for name in ("warm-up", "mygo", "grpo")),
+              "omne_r1/seed*-base", "omne_r1/seed*-stage1"]}
 
 
 def test_readme_says_what_the_default_commands_reached():
     text = (ROOT / "README.md").read_text()
     row_of = dict(re.findall(r"^\| `(\w+)\.py` \|(.*)$", text, re.MULTILINE))
-    for script, pattern, when in SAID:
-        runs = [name for name in committed.runs() if fnmatch(name, pattern)]
+    for when, pattern in ((when, pattern) for when, patterns in SAID.items() for pattern in patterns):
+        script = pattern.partition("/")[0]
+        runs = [name for name in committed.runs() if fnmatch(name, f"demo/{pattern}")]
         sets = [committed.evaluations(name, when) for name in runs]
         name = "1-2-hop" if script == "omne_r1" else "test"
         found = [of_run[name]["summary"]["em"] for of_run in sets]

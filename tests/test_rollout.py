@@ -2,10 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import doctest
 import itertools
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -49,8 +47,7 @@ def tree():
         Trajectory("q", [1, 2], [shared, turn([23])]),
         other,
         Trajectory("q", [1, 2], [turn([26, 27])]),
-        Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])]),
-    ]
+        Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])])]
 
 
 def test_shared_turns_are_packed_once_with_their_ancestors():
@@ -161,8 +158,7 @@ def loss_and_gradient(model, trajectories, **how):
 
 @pytest.mark.parametrize("how", [
     dict(pack_tokens=11), dict(pack_tokens=6), dict(pad_id=9), dict(parts="each"),
-    dict(order="reversed"), dict(share_prefixes=False),
-])
+    dict(order="reversed"), dict(share_prefixes=False)])
 def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
     trajectories = rollout.prefix_order(tree())
     loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)
@@ -228,8 +224,7 @@ def test_agents_are_batched_and_do_not_wait_for_each_other(remote):
         return both[0][0], i
 
     assert rollout.run_agents([agent(i) for i in range(6)], engine, search) == [
-        ("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)
-    ]
+        ("0", 0), ("2", 1), ("2", 2), ("6", 3), ("4", 4), ("10", 5)]
     assert engine.batches[0] == 6 and sum(engine.batches) == 9 and words.calls[0] == (6, 2)
 
 
@@ -263,7 +258,6 @@ def test_seeds_are_stable():
 
 
 # ---- where a loop runs already, as in a notebook's cell
-
 
 async def three(engine, ended):
     try:
@@ -302,31 +296,16 @@ class Endless(Echo):
         time.sleep(.001)
 
 
-def test_an_exception_in_a_cell_comes_out_and_ends_the_agents():
+def test_an_exception_or_ctrl_c_in_a_cell_comes_out_and_ends_the_agents(monkeypatch):
     async def fails():
         raise KeyError("mine")
 
-    assert ended_by(KeyError, Echo(), fails()) == ["ended"]
-
-
-def test_ctrl_c_in_a_cell_ends_the_agents(monkeypatch):
     def interrupted(self, timeout=None):
         raise KeyboardInterrupt
 
+    assert ended_by(KeyError, Echo(), fails()) == ["ended"]
     monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
     assert ended_by(KeyboardInterrupt, Endless()) == ["ended"]
-
-
-def test_the_walkthrough_runs_in_a_cell():
-    """Its lines as one cell, with what they print left aside."""
-    text = (Path(__file__).resolve().parents[1] / "docs/walkthrough.md").read_text()
-    examples = doctest.DocTestParser().get_examples(text)
-    source = "".join(example.source for example in examples)
-    assert "run_agents" in source
-
-    def cell():
-        exec(compile(source, "walkthrough", "exec"), {"__name__": "cell"})
-    in_a_cell(cell)
 
 
 def test_v_reads_the_state_before_a_token():

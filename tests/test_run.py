@@ -25,7 +25,7 @@ from common.of_mygo import records
 from common.report import __main__ as comparison
 from common.run import Run, program, tell_what_next, what_is_saved
 from common.world import tiny
-from tests.conftest import forked
+from tests.conftest import forked, rows_of
 
 TOKENIZER = tiny.tiny_tokenizer(["a", "b"], [])
 
@@ -72,13 +72,9 @@ def refuse(message, out, *flags):
         begin(out, *flags)
 
 
-def rows(folder, name="metrics.jsonl"):
-    return [{k: v for k, v in r.items() if not k.startswith("time/")} for r in read_jsonl(folder / name)]
-
-
 def results(folder):
     """All that a run leaves, but for times: rows, evaluations, weights and moments as bytes."""
-    left = {name: rows(folder, name) for name in ("metrics.jsonl", "samples.jsonl")}
+    left = {name: rows_of(folder / name) for name in ("metrics.jsonl", "samples.jsonl")}
     left |= {file.name: file.read_text() for file in folder.glob("eval_*.json")}
     for name in ("model.safetensors", "optimizer.safetensors"):
         weights = load_file(str(folder / "checkpoint" / name))
@@ -138,7 +134,7 @@ def test_the_end_by_its_budget_is_explained(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "training ends after step 2 of at most 9: its budget of sampled tokens is spent" in said
     # the last step's weights are evaluated once, as the final ones
-    assert ["eval/em" in row for row in rows(tmp_path / "at2po/a")] == [True, False]
+    assert ["eval/em" in row for row in rows_of(tmp_path / "at2po/a/metrics.jsonl")] == [True, False]
     assert said.count("eval test (n 1)") == 3
 
 
@@ -150,7 +146,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_p
     said = capsys.readouterr().out
     assert "no checkpoint was saved before it stopped" in said
     assert "was begun with threads 7, now" in said and "was begun with date 2026-01-31, now" in said
-    assert [row["step"] for row in rows(one_step)] == [1]
+    assert [row["step"] for row in rows_of(one_step / "metrics.jsonl")] == [1]
 
 
 def test_runs_are_not_overwritten_and_resume_checks_what_it_resumes(tmp_path, one_step):
@@ -204,8 +200,7 @@ def flipped(old):
     ("metrics.jsonl", None, "metrics.jsonl ends at step 0"),
     ("checkpoint/trainer.json", edited(step=2), "checkpoint of step 2, and metrics.jsonl ends at step 1"),
     ("samples.jsonl", "[1]\n", "samples.jsonl: line 1 has no step"),
-    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)"),
-])
+    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)")])
 def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_step, name, value, message):
     change(one_step, name, value)
     before = contents(one_step)

@@ -29,9 +29,8 @@ from common.run import Run, program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
 from kernels.turn_loss import turn_loss
-from tests.conftest import Scripted, sample
+from tests.conftest import ROOT, Scripted, rows_of, sample
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = (
     "--warmup-steps 60 --bad-format-reward -1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2 "
     "--rounds 1 --group-size 4 --eval-limit 12 --limit 40 --lr 1e-3").split()
@@ -43,10 +42,6 @@ KEYS = {
 
 def run(tmp_path, *args):
     at2po.main([*TINY, "--out", str(tmp_path), *map(str, args)])
-
-
-def rows(path, drop=("time/",)):
-    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in read_jsonl(path)]
 
 
 def refuse(message, *args, script=at2po):
@@ -110,7 +105,7 @@ def test_a_run_as_a_subprocess_and_in_two_parts(tmp_path, one_step):
 
     run(tmp_path, "--steps", 2, "--name", "a", "--resume")  # a step and another one, in this process
     for name in ("metrics.jsonl", "samples.jsonl"):
-        assert rows(one_step / name) == rows(folder / name)
+        assert rows_of(one_step / name) == rows_of(folder / name)
     for name in ("model.safetensors", "optimizer.safetensors"):
         one, two = (load_file(str(f / "checkpoint" / name)) for f in (folder, one_step))
         assert one.keys() == two.keys() and all((one[k] == two[k]).all() for k in one)
@@ -141,19 +136,19 @@ def test_baselines_run_as_chains(tmp_path, loss, expansion, kl_coef, sampled):
     folder = tmp_path / f"at2po/{loss}-hard-seed0"
     config = json.loads((folder / "config.json").read_text())
     assert (config["expansion"], config["kl_coef"]) == (expansion, kl_coef)
-    assert rows(folder / "metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
+    assert rows_of(folder / "metrics.jsonl")[0]["rollout/leaves"] == 3 * 4 * sampled
 
 
 @pytest.mark.parametrize("flags", [
-    "--share-prefixes off", "--micro-tokens 150", "--cache-gb .002",
-    "--retokenize",  # words are their own encoding, so that nothing drifts in the world
+    "--share-prefixes off --cache-gb .002",
+    "--micro-tokens 150 --retokenize",  # words are their own encoding, so that nothing drifts in the world
 ])
 def test_results_do_not_depend_on_batching(tmp_path, one_step, flags):
     """Batches of the sampler and of the update, shared prefixes and packs: the same samples, the same weights
     within float error."""
     run(tmp_path, "--steps", 1, "--name", "b", *flags.split())
     other = tmp_path / "at2po/b"
-    one, two = ([(n["ids"], n["observation_ids"]) for row in rows(folder / "samples.jsonl")
+    one, two = ([(n["ids"], n["observation_ids"]) for row in rows_of(folder / "samples.jsonl")
                  for n in row["nodes"][1:]] for folder in (one_step, other))
     assert one == two
     moments, others = (load_file(str(f / "checkpoint/optimizer.safetensors")) for f in (one_step, other))
@@ -174,7 +169,7 @@ def test_a_step_whose_loss_is_of_turn_sums_is_the_same_step(tmp_path, monkeypatc
     monkeypatch.setattr(training, "turn_logprobs", turn_logprobs)
     monkeypatch.setattr(at2po, "turn_loss", lambda *given: called.append(1) or turn_loss(*given))
     run(tmp_path, "--steps", 1, "--name", "sums")
-    (formula,), (sums,) = (rows(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("a", "sums"))
+    (formula,), (sums,) = (rows_of(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("a", "sums"))
     assert len(called) == sums["train/updates"] > 0
     for key, value in formula.items():
         if isinstance(value, float):
@@ -225,7 +220,7 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
 
 def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_step):
     run(tmp_path, "--steps", 1, "--name", "b", "--sampler-correction", "token")
-    plain, corrected = (rows(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
+    plain, corrected = (rows_of(tmp_path / f"at2po/{name}/metrics.jsonl")[0] for name in "ab")
     assert corrected.pop("train/sampler_ratio") == pytest.approx(1, abs=1e-4)
     assert corrected.pop("train/sampler_truncated") == 0
     assert corrected == pytest.approx(plain, rel=1e-3, abs=1e-3) and not corrected["guard/drift"]
@@ -236,8 +231,7 @@ def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_st
     (False, range(1, 11), 15, ["2/10, 30s, 2m00s left", "4/10, 1m00s, 1m30s left", "6/10, 1m30s, 1m00s left",
                                "8/10, 2m00s, 30s left", "10/10, 2m30s, 0s left"]),
     # the last answer of many at once may take longer than all others: no time left is guessed
-    (True, (0, 1, 1, 5, 10), 30, ["0/10, 30s", "1/10, 1m00s", "1/10, 1m30s", "5/10, 2m00s", "10/10, 2m30s"]),
-])
+    (True, (0, 1, 1, 5, 10), 30, ["0/10, 30s", "1/10, 1m00s", "1/10, 1m30s", "5/10, 2m00s", "10/10, 2m30s"])])
 def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(
         at_once, counts, seconds, lines, monkeypatch, capsys):
     now = [0.0]
@@ -277,17 +271,13 @@ def test_eval_only_and_ask(tmp_path, one_step, capsys):
 
 # ---- real tokenizer, real data sets
 
-
 def test_a_question_is_asked_without_reading_a_data_set(tmp_path, capsys, qwen):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "1", "contents": '"Ada Holt"\nAda Holt is a painter.'}) + "\n")
-    small = [
-        "--model", str(qwen), "--data", str(tmp_path / "none.json"), "--ask", "Who is Ada Holt?",
-        "--out", str(tmp_path / "none")]
-    for script, flags in (
-        (at2po, "--max-response 8"),
-        (bi_rar, "--max-turn 8 --max-searches 1"),
-        (mygo_mujica, "--envs text --max-turn 8")):
+    small = ["--model", str(qwen), "--data", str(tmp_path / "none.json"), "--ask", "Who is Ada Holt?",
+             "--out", str(tmp_path / "none")]
+    for script, flags in ((at2po, "--max-response 8"), (bi_rar, "--max-turn 8 --max-searches 1"),
+                          (mygo_mujica, "--envs text --max-turn 8")):
         script.main([*small, *flags.split(), "--retriever", "bm25", "--corpus", str(corpus)])
         assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
     with pytest.raises(SystemExit, match="none.json"):  # a corpus pooled from questions wants them
@@ -301,10 +291,7 @@ REAL = (
 
 @pytest.mark.parametrize("name, flags", [
     ("hotpotqa/dev_distractor.json", []),
-    pytest.param("2wikimultihopqa/dev.json", ["--share-prefixes", "off"], marks=pytest.mark.slow),
-    ("musique/dev.jsonl", ["--lora", "8"]),
-    pytest.param("hotpotqa/train.json", ["--loss", "grpo", "--lora", "8"], marks=pytest.mark.slow),
-])
+    ("musique/dev.jsonl", ["--lora", "8"])])
 def test_real_data(tmp_path, qwen, name, flags, capsys):
     common = [*REAL, "--model", str(qwen), "--data", str(sample(name)), "--out", str(tmp_path)]
     at2po.main([*common, *flags, "--steps", "2", "--name", "a"])
@@ -408,8 +395,7 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
 
 # ---- bad input
 
-
-def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, capsys, monkeypatch):
+def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, monkeypatch):
     """An error of each kind; test_data, test_retriever and test_models have the others."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     fine, broken, corpus = (tmp_path / name for name in ("fine.jsonl", "broken.json", "corpus.jsonl"))
@@ -424,12 +410,8 @@ def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, capsys, monkeypatch):
         ("needs --corpus", ["--corpus", "", "--retriever", "bm25"]),
         ("no search service at http://127.0.0.1:9", ["--retriever", "http://127.0.0.1:9"]),
         ("nobody/no-such-model: not in the local cache", ["--model", "nobody/no-such-model"]),
-        ("needs --model or --checkpoint", ["--model", ""]),
         ("the limit is --max-prompt 50", ["--max-prompt", 50, "--name", "long"])):
         refuse(message, *usable, *flags)
-    with pytest.raises(SystemExit) as stop:
-        at2po.main(["--learning-rate-of-doom", "1"])
-    assert stop.value.code == 2 and "learning-rate-of-doom" in capsys.readouterr().err
 
 
 def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
@@ -521,8 +503,7 @@ def test_a_set_s_name_is_none_of_an_evaluation_before_training():
 @pytest.mark.parametrize("script, name, stage", [
     (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
-def test_what_can_be_refused_is_refused_before_any_data_is_read(
-        tmp_path, monkeypatch, qwen, script, name, stage):
+def test_what_can_be_refused_is_so_before_data_are_read(tmp_path, monkeypatch, qwen, script, name, stage):
     for module in (splits, mygo_mujica):
         monkeypatch.setattr(module, "load_splits", lambda *_, **__: pytest.fail("data were read first"))
     folder = tmp_path / script.__name__ / name
@@ -533,8 +514,7 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(
         ("was started with", ["--model", qwen, "--resume"]),
         ("no such folder here", ["--model", "nothere", "--name", "b"]),
         ("without config.json", ["--model", tmp_path, "--name", "b"]),
-        ("no such folder here", ["--model", "nothere", "--ask", "Who?"]),
-        ("needs --model", ["--data", "q.json", "--name", "b"])):
+        ("no such folder here", ["--model", "nothere", "--ask", "Who?"])):
         refuse(message, *stage, "--name", "a", "--out", tmp_path, *flags, script=script)
 
 
@@ -542,7 +522,6 @@ def test_what_can_be_refused_is_refused_before_any_data_is_read(
     "nothere", "./model", "runs/model", "a/b/c", "~/model", "../none", "C:\\model"])
 def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path, monkeypatch):
     from huggingface_hub import HfApi
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HfApi, "repo_info", lambda *_, **__: pytest.fail("the hub was asked"))
     (tmp_path / "runs").mkdir()
@@ -555,7 +534,6 @@ def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path,
     (OSError("no route"), r"cannot be reached \(OSError\).*HF_HUB_OFFLINE"), ("", "HF_HUB_OFFLINE is set")])
 def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, said, monkeypatch):
     from huggingface_hub import HfApi, errors
-
     asked = []
 
     def repo_info(*_, **__):
@@ -575,8 +553,7 @@ def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, s
 def test_a_question_drawn_twice_gets_two_trees(qwen):
     model, tokenizer = models.load_policy(str(qwen))
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
-    cfg = at2po.parse_args(
-        ["--model", "x", "--expansion", "none", "--group-size", "2", "--max-response", "8"])
+    cfg = at2po.parse_args("--model x --expansion none --group-size 2 --max-response 8".split())
     q = data.Question("1", "Who?", ["a"])
     a, b = at2po.rollout_trees(policy, None, [q, q], cfg, 1)
     assert a.children[0].turn.ids != b.children[0].turn.ids
@@ -600,10 +577,8 @@ def test_the_papers_settings_are_the_defaults_with_a_model():
 
 
 def test_the_shape_of_a_tree_does_not_depend_on_the_batch():
-    """Random expansion picks by position: siblings must stand in the order they
-    were started, not in which they ended."""
-    cfg = at2po.parse_args([
-        *TINY, "--expansion", "random", "--chains", "4", "--expand", "3", "--rounds", "1"])
+    """Random expansion picks by position: siblings stand in the order in which they began, not ended."""
+    cfg = at2po.parse_args([*TINY, *"--expansion random --chains 4 --expand 3 --rounds 1".split()])
     model, tokenizer = models.load_policy(at2po.tiny_policy(cfg))
     split = world_split("train", questions=3)
 

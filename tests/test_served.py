@@ -6,12 +6,11 @@ import json
 import pytest
 
 import at2po
-import bi_rar
-import mygo_mujica
 from common import chat, metrics, rollout
 from common.files import RunError, read_jsonl
 from common.rollout import PLACE
 from common.serve import chat_client, served
+from tests.conftest import write
 from tests.served_model import Model
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}
@@ -21,8 +20,8 @@ CORPUS = [{"id": "0", "contents": '"Red Hill"\nRed Hill is a film by Bo Moss. </
 
 @pytest.fixture
 def files(tmp_path):
-    for name, rows in (("q.jsonl", [QUESTION]), ("c.jsonl", CORPUS)):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "q.jsonl", [QUESTION])
+    write(tmp_path / "c.jsonl", CORPUS)
     return tmp_path
 
 
@@ -82,19 +81,6 @@ def test_at2po_s_agent_searches_through_a_served_model(files):
     assert so_far["role"] == "assistant"
     assert so_far["content"].startswith("<think> a </think> <search> Red Hill </search> <result>\nPage 1")
     assert so_far["content"].count("</result>") == 1 and "<|assistant|>" not in so_far["content"]
-
-
-def test_the_other_scripts_agents_do_too(files):
-    model = Model("<think> a </think> <search> Red Hill ", "<think> b </think> <answer> Bo Moss ")
-    evaluate(bi_rar, files, model.url, "--stage", "eval")
-    assert summary(files, "bi_rar", "e-eval")["summary"]["em"] == 1
-    model = Model("<search> Who directed Red Hill? </search>",
-                  "<select> [0] </select> <sentence> Bo Moss did. </sentence>", "<answer> Bo Moss </answer>")
-    evaluate(mygo_mujica, files, model.url, "--stage", "eval")
-    assert summary(files, "mygo_mujica", "e-text-eval")["summary"]["em"] == 1
-    roles = [[m["role"] for m in r["messages"]] for r in model.requests]
-    assert roles == [["system", "user"], ["system", "user"], ["system", "user", "assistant", "user"]]
-    assert "stop" not in model.requests[0]
 
 
 def test_what_was_said_is_on_file_and_not_asked_for_again(files, monkeypatch):
@@ -157,8 +143,7 @@ def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resum
     ((400, "no such field"), "refused the request"),
     ((401, ""), "OPENAI_API_KEY"),
     ((200, "<html>"), "not as an OpenAI-compatible service does"),
-    ((200, '{"choices": []}'), "not as an OpenAI-compatible service does"),
-])
+    ((200, '{"choices": []}'), "not as an OpenAI-compatible service does")])
 def test_a_service_that_cannot_be_used_is_one_line(files, answer, message):
     with pytest.raises(SystemExit, match=message):
         evaluate(at2po, files, Model(answer).url)
@@ -191,7 +176,7 @@ def test_an_address_that_is_none_is_refused(files):
 def test_a_sample_does_not_depend_on_what_else_is_asked(files):
     model = Model("<think> a </think> <answer> \\boxed{x} </answer>")
     rows = [QUESTION | {"id": f"q{i}", "question": f"Who is {i}?"} for i in range(40)]
-    (files / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(files / "q.jsonl", rows)
     evaluate(at2po, files, model.url, "--eval-temperature", 1)
     seeds = {r["messages"][-1]["content"][-20:]: r["seed"] for r in model.requests}
     assert len(set(seeds.values())) == 40

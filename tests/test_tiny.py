@@ -35,8 +35,7 @@ def test_start_weights_go_with_recipe_words_and_demonstrations(command):
 
 @pytest.mark.parametrize("command", [
     pytest.param(command, id=name, marks=[] if name == "at2po --world hard" else pytest.mark.slow)
-    for name, command in READY.items()
-])
+    for name, command in READY.items()])
 def test_thirty_warm_up_steps_have_the_losses_of_the_start_weights(command):
     making, kept = about(command)
     _, _, losses = making.learn(start_weights.STEPS)

@@ -17,6 +17,7 @@ from common.passages import RetrieverError
 from common.vectors import VectorsError, sentences
 from common.vectors import __main__ as made_by_command
 from common.vectors.dense import DenseRetriever
+from tests.conftest import write
 
 CORPUS = [{"id": str(i), "title": f"Title {i}", "text": f"Text of {i}."} for i in range(400)]
 
@@ -72,12 +73,7 @@ def faiss_file(path, spec="Flat", corpus=CORPUS):
 
 @pytest.fixture
 def corpus_file(tmp_path):
-    def write(corpus=CORPUS):
-        path = tmp_path / "corpus.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in corpus))
-        return str(path)
-
-    return write
+    return lambda corpus=CORPUS: str(write(tmp_path / "corpus.jsonl", corpus))
 
 
 def command(corpus, out, *flags):
@@ -281,8 +277,7 @@ class Small(Fake):
     (CORPUS[200:] + CORPUS[:200], Fake, "16 of 16 passages are not where"),
     (CORPUS[::-1], Fake, "of 16 passages are not where"),
     (CORPUS, Other, "of 16 passages are not where"),
-    (CORPUS, Small, "vectors of 32 numbers, those of fake have 8"),
-])
+    (CORPUS, Small, "vectors of 32 numbers, those of fake have 8")])
 def test_vectors_of_another_corpus_order_or_encoder_are_refused(tmp_path, spec, corpus, encoder, said):
     path = faiss_file(tmp_path / "e5.index", spec)
     if spec != "Flat":
@@ -302,8 +297,7 @@ WHOLE = {"complete": True, "spec": "Flat", "lists": 1, "candidates": 1}
 @pytest.mark.parametrize("manifest", [
     None, "", "{", "[]", "NaN", "[" * 100_000, '{"complete": true}', '{"complete": false, "spec": "Flat"}',
     *(json.dumps(WHOLE | changed) for changed in (
-        {"spec": 3}, {"lists": None}, {"lists": math.nan}, {"lists": math.inf}, {"lists": -1})),
-])
+        {"spec": 3}, {"lists": None}, {"lists": math.nan}, {"lists": math.inf}, {"lists": -1}))])
 def test_a_folder_that_is_not_finished_is_one_line(tmp_path, corpus_file, manifest):
     command(corpus_file(), tmp_path / "out")
     path = tmp_path / "out/manifest.json"

@@ -43,7 +43,6 @@ def small_policy(tied=True, lora=0):
         model = untied
     if lora:
         from peft import LoraConfig, get_peft_model
-
         settings = LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, settings)
     return model, tokenizer
@@ -207,7 +206,6 @@ def test_two_steps_of_at2po_and_one_more(half_is_right, tmp_path):
     flags = [*SMALL, *TREES.split(), "--out", str(tmp_path)]
     at2po.main(flags)
     assert_no_drift(last_rows(tmp_path / "at2po/a"))
-
     at2po.main([*flags, "--resume", "--steps", "3"])
     assert [r["step"] for r in read_jsonl(tmp_path / "at2po/a/metrics.jsonl")] == [1, 2, 3]
 

@@ -6,9 +6,7 @@ import sys
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import pre_tokenizers
 
 import at2po
 import bi_rar
@@ -21,7 +19,8 @@ from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
 from common.warmup import demonstrations, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
-from tests.conftest import ROOT, sample
+from tests.conftest import ROOT, sample, small_qwen
+from tests.test_chat import byte_level
 
 HOTPOT = {
     "_id": "h1", "type": "bridge", "question": "Who directed the film that Ann Lee wrote?",
@@ -52,27 +51,12 @@ MUSIQUE = {
 def small(tmp_path_factory):
     """A Qwen3 folder with a small byte-level tokenizer, made of the scripts' prompts, and small random
     weights: quick, whatever it reads."""
-    core = Tokenizer(BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|im_start|>", "<|im_end|>"])
     prompts = [at2po.SYSTEM_PROMPT, bi_rar.PROMPT, *mygo_mujica.SYSTEM.values()]
-    core.train_from_iterator(prompts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>",
-                                        extra_special_tokens=["<|im_start|>"])
+    tokenizer = byte_level(texts=prompts, size=1500, special=["<|im_start|>", "<|im_end|>"])
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-    folder = tmp_path_factory.mktemp("small")
-    tokenizer.save_pretrained(folder)
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=32768,
-        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )).save_pretrained(folder)
-    return folder
+    return small_qwen(tmp_path_factory.mktemp("small"), tokenizer, len(tokenizer))
 
 
 @pytest.fixture(autouse=True)
@@ -146,8 +130,7 @@ CY_NORTH = [[name.replace("Nord", "North") for name in triple] for triple in WIK
     (HOTPOT | {"context": [["Ann Lee", ["Ann Lee is a writer.", "She wrote a film."]], HOTPOT["context"][1]]},
      [], 1000, "a page that nothing read before names"),
     ({"question": "Who?", "answer": "Bo"}, [OFF_TOPIC], 1000, "no gold evidence that can be followed"),
-    (WIKI | {"evidences": CY_NORTH}, [], 1000, NOT_READ), (WIKI, [], 20, NOT_READ), (WIKI, [], 1000, ""),
-])
+    (WIKI | {"evidences": CY_NORTH}, [], 1000, NOT_READ), (WIKI, [], 20, NOT_READ), (WIKI, [], 1000, "")])
 def test_pages_are_found_and_named_before_and_what_is_claimed_is_read(row, others, most, problem):
     demo, why = demonstrations.demonstrate(*asked(row, *others), 1, max_passage=most)
     assert why == problem and (demo is None) == bool(problem)
@@ -263,8 +246,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     cfg = at2po.Config(model=str(small), warmup_steps=4, warmup_lr=1e-3)
-    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])]
-                for i in range(5)]
+    examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])] for i in range(5)]
     real, steps = training.clip_gradient, []
 
     def weights():
@@ -291,8 +273,6 @@ def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():
     for step, rate in ((1, 5e-4), (2, 1e-3), (3, 1e-3)):
         training.raise_lr(optimizer, step, .2, 10)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
-    with pytest.raises(SystemExit, match="--lr-warmup 1.5"):
-        at2po.parse_args(["--lr-warmup", "1.5"])
 
 
 def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
@@ -342,12 +322,6 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
     source = omne_r1.start_weights(cfg, "eval")
     before, after = (models.load_model(f).state_dict() for f in (small, source))
     assert any(not torch.equal(before[k], after[k]) for k in before)
-
-
-def test_a_file_without_evidence_is_one_line(tmp_path, small):
-    row = {"question": "Who?", "answer": "Bo", "context": HOTPOT["context"]}
-    with pytest.raises(SystemExit, match="nothing to learn from"):
-        at2po.main(command(tmp_path, small, [row]))
 
 
 # ---------------------------------------------------------------- real questions
@@ -401,18 +375,15 @@ def tiny_gguf(file, head):
     for name, value in settings.items():
         getattr(writer, f"add_{name}")(value)
     shapes = {"attn_q": (16, 16), "attn_k": (8, 16), "attn_v": (8, 16), "attn_output": (16, 16),
-              "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32)}
-    embedding = numbers(len(tokens), 16)
+              "ffn_gate": (32, 16), "ffn_up": (32, 16), "ffn_down": (16, 32),
+              "attn_norm": (16,), "ffn_norm": (16,)}
+    embedding, other = numbers(len(tokens), 16), numbers(len(tokens), 16)
     writer.add_tensor("token_embd.weight", embedding)
-    if head == "again":
-        writer.add_tensor("output.weight", embedding + .05 * numbers(len(tokens), 16))
-    elif head == "own":
-        writer.add_tensor("output.weight", numbers(len(tokens), 16))
+    if head != "none":
+        writer.add_tensor("output.weight", {"again": embedding + .05 * other, "own": other}[head])
     writer.add_tensor("output_norm.weight", numbers(16) + 1)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape))
-    for name in ("attn_norm", "ffn_norm"):
-        writer.add_tensor(f"blk.0.{name}.weight", numbers(16) + 1)
+    for name, shape in shapes.items():  # norms are near 1
+        writer.add_tensor(f"blk.0.{name}.weight", numbers(*shape) + (len(shape) == 1))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
