@@ -429,8 +429,7 @@ def test_merge_refuses_what_does_not_match(tmp_path):
     a, short, wide = folder_of(tmp_path / "a"), folder_of(tmp_path / "s"), folder_of(tmp_path / "w", width=64)
     (short / "model.safetensors").write_bytes(b"short")
     adapter, before = tmp_path / "adapter", all_weights(a)
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
+    models.load_policy(str(a), 2)[0].save_pretrained(adapter)
     for one, other, out, why in (
             (a, wide, "m", r"not one architecture \['model.embed_tokens.weight'"),
             (a, adapter, "m", "LoRA adapters"), (tmp_path, a, "m", "without config.json"),
