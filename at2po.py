@@ -591,7 +591,7 @@ def train(run, policy, reference, split):
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # own; of all ranks
+                minibatches.append((batches, len(trajectories), num_tokens))  # own batches, all ranks' counts
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -689,8 +689,8 @@ AGENT = Agent(
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
     words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
-    # around an answer, in demonstrations. answer: the world's; flawed: of them; real: of real questions, in
-    # Figure 7's words
+    # what stands around an answer: in the world's demonstrations, in its flawed ones, in those of real
+    # questions (Figure 7's words)
     answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
     flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
     real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),

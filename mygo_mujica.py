@@ -574,7 +574,7 @@ def train(run, stage, policy, sampler, reference, place):
     sampler: the policy itself, or, of offline MyGO, the frozen warm-up. reference: the frozen model of GRPO's
     KL term, or None. Of several ranks each has all attempts, and learns from its share of them."""
     cfg, model = run.cfg, policy.model
-    # AdamW with weight decay .01 on matrices (ours); gradients are clipped at norm 1 (LLaMA-Factory)
+    # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (both ours, as LLaMA-Factory)
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     first_K = cfg.offline_threshold if stage == "offline" else cfg.threshold
