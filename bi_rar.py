@@ -49,7 +49,7 @@ from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -574,7 +574,6 @@ def main(argv=None):
     start = cfg.checkpoint or cfg.policy or initial_source  # of --stage eval not the initial policy
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         source, since = start, 0
         if run.name.startswith("merged-"):

@@ -53,7 +53,7 @@ from common.kg import one_line
 from common.of_omne import graph_questions, plumbing, records
 from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -827,7 +827,6 @@ def main(argv=None):
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # an error if stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, stages[run.name][0], split, evals)
     from common import ladder

@@ -64,7 +64,6 @@ def resolve(cfg, learning, with_ratio):
         cfg = replace(cfg, retriever=cfg.retriever or "bm25")
     cfg = flags.named(replace(cfg, eval_only=cfg.stage == "eval"))
     cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature", WORLD_SETS, {"group_size": 2})
-    flags.needs_a_model(cfg)
     few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
     above = "below 1: rewards (F1) have to be above it"
     for wrong, flag, words in (

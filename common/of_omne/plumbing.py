@@ -25,8 +25,6 @@ def check(cfg):
     cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature")
     of_world = cfg.data == "world"
     needs_model = cfg.stage != "synthesize"
-    if needs_model and cfg.policy:
-        flags.needs_a_model(cfg)
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
     remote = cfg.graph.startswith(("http://", "https://"))
     for wrong, name, words in (

@@ -5,8 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from common import checkpoint, metrics
-from common.files import one_line, write_atomic
+from common import metrics
+from common.files import one_line, read_json, write_atomic
 
 CARD = """\
 ---
@@ -53,7 +53,7 @@ def write(folder, policy, found):
         name=folder.path.name,
         source=quoted(config["checkpoint"] or config["model"] or "the embedded world's tiny policy"),
         data=quoted(config["data"]),
-        step=checkpoint.read_state(place)["step"],
+        step=read_json(place / "trainer.json", dict)["step"],
         command=quoted(command),
         scores="\n".join(f"- {quoted(line)}" for line in scores),
         prompt=policy.tokenizer.decode(prompt_ids),

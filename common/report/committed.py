@@ -36,36 +36,35 @@ def matching(pattern):
 
 
 @cache
-def lines():
-    return read_jsonl(RESULTS / "runs/runs.jsonl")
+def kept():
+    """({run: its line}, {settings: their line}, {script: {key: [words, panel, form, label]}})"""
+    runs, settings, metrics = {}, {}, {}
+    for line in read_jsonl(RESULTS / "runs/runs.jsonl"):
+        if "run" in line:
+            runs[line["run"]] = line
+        elif "defaults" in line:
+            settings[line["settings"]] = line
+        else:
+            metrics[line["script"]] = line["metrics"]
+    return runs, settings, metrics
+
+
+def runs():
+    return kept()[0]
+
+
+def settings_of(name):
+    """{"script", "defaults"} of a run."""
+    return kept()[1][runs()[name]["settings"]]
 
 
 def forget():
-    for one in (lines, runs, settings, metrics, table):
-        one.cache_clear()
-
-
-@cache
-def runs():
-    """{name: its line}"""
-    return {line["run"]: line for line in lines() if "run" in line}
-
-
-@cache
-def settings():
-    """{settings: their line}"""
-    return {line["settings"]: line for line in lines() if "defaults" in line}
-
-
-@cache
-def metrics():
-    """{script: {key: [words, panel, form, label]}}"""
-    return {line["script"]: line["metrics"] for line in lines() if "metrics" in line}
+    kept.cache_clear()
+    table.cache_clear()
 
 
 def config(name):
-    line = runs()[name]
-    found = settings()[line["settings"]]["defaults"] | line["flags"]
+    found = settings_of(name)["defaults"] | runs()[name]["flags"]
     groups = {"chains": "none", "branches": "branches"}
     if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
         found["expansion"] = groups[found["rollout"]]
@@ -75,8 +74,7 @@ def config(name):
 
 
 def metrics_of(name):
-    script = settings()[runs()[name]["settings"]]["script"]
-    return metrics().get(script, {})
+    return kept()[2].get(settings_of(name)["script"], {})
 
 
 def steps(name):

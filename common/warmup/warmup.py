@@ -16,7 +16,7 @@ import torch
 
 from common import cache, chat, checkpoint, data, distributed, rollout, splits, training
 from common import model as models
-from common.files import Progress, say, write_jsonl
+from common.files import Progress, read_json, say, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -52,7 +52,7 @@ def warmed_up(cfg, script, source, examples):
         decided = []  # by rank 0, which has the lock
         if distributed.rank() == 0:
             found = checkpoint.find(place / "checkpoint")
-            decided = [not found or checkpoint.read_state(found)["step"] < steps]
+            decided = [not found or read_json(found / "trainer.json", dict)["step"] < steps]
         if distributed.gather(decided)[0]:
             run_folder(cfg, steps, recipe, source, root, name, examples)
     trained = checkpoint.find(place / "checkpoint")
@@ -186,7 +186,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
     resume = begun(root / "warm-up" / name)
     folder = RunFolder(root, "warm-up", name, recipe, resume)
     if resume:
-        folder.start = checkpoint_of(folder, recipe["save_every"])
+        folder.start = checkpoint_of(folder)
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
         folder.start or str(source), cfg.lora, recomputes=recomputes, precision=cfg.precision)
@@ -221,18 +221,12 @@ def train(run, steps, policy, examples):
         row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=rising)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter()
-        try:
-            batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
-            for b in batches:
-                logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
-                loss = -logprobs.sum() / num_tokens
-                (loss * b.weight).backward()
-                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            norm = training.clip_gradient(policy.model, 1.0)
-        except KeyboardInterrupt:  # what was learned is kept; several ranks are stopped at different places
-            if step > 1 and distributed.world() == 1:
-                run.save(policy, optimizer, step - 1, {})
-            raise
+        for b in training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes):
+            logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
+            loss = -logprobs.sum() / num_tokens
+            (loss * b.weight).backward()
+            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+        norm = training.clip_gradient(policy.model, 1.0)
         if meter.end_update(norm):
             optimizer.step()
         optimizer.zero_grad()
