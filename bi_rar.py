@@ -44,7 +44,6 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, tra
 from common import model as models
 from common.agent import Agent
 from common.folder import left_by
-from common.guards import POLICY
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
@@ -417,7 +416,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = POLICY | page.DISTANCES  # {name of a number that a step logs: its words}
+METRICS = page.METRICS  # {name of a number that a step logs: its words}
 
 
 def train(run, policy, initial, scorer, split):
@@ -664,6 +663,8 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
+    if cfg.eval_only or cfg.stage == "eval":
+        cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)
@@ -676,9 +677,7 @@ def resolve(cfg):
     for lam in cfg.lambdas.split(","):
         if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
-    if cfg.eval_only or cfg.stage == "eval":
-        cfg = replace(cfg, stage="eval", eval_only=True)
-    return flags.named(cfg)
+    return cfg
 
 
 # ================================================================ appendix: nothing below is in the paper

@@ -50,7 +50,6 @@ from common import model as models
 from common.agent import Agent
 from common.files import say, warn
 from common.folder import left_by
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import places, records
 from common.of_mygo.places import topic_entities
 from common.retriever import make_retriever
@@ -564,7 +563,7 @@ def mini_batches(groups, size):
     return [batch for batch in batches if batch]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # {name of a number that a step logs: its words}
+METRICS = records.METRICS  # {name of a number that a step logs: its words}
 
 
 def train(run, stage, policy, sampler, reference, place):

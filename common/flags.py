@@ -105,7 +105,11 @@ ABOVE_ZERO = ("world_scale", "cache_gb", "warmup_lr")
 
 def run_name(cfg, *first):
     """The name of a run folder where --name is empty: `first`, model and data where they are not the default,
-    and the seed."""
+    and the seed; of an evaluation a number."""
+    if cfg.eval_only and isinstance(cfg, PassageFlags):
+        model = cfg.model or cfg.policy_model
+        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
+        return f"eval-{stable_seed(*evaluated) % 10**6}"
     model = cfg.model or isinstance(cfg, PolicyFlags) and cfg.policy_model
     parts = [*first, Path(model or "").name]
     if cfg.data not in ("world", type(cfg)().data):
@@ -118,17 +122,6 @@ def run_name(cfg, *first):
     return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
 
-def named(cfg, *first):
-    """cfg with --name and --retriever filled in, where they are empty."""
-    name = run_name(cfg, *first)
-    if cfg.eval_only:
-        model = cfg.model or cfg.policy_model
-        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
-        name = f"eval-{stable_seed(*evaluated) % 10**6}"
-    usual = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
-    return replace(cfg, name=cfg.name or name, retriever=cfg.retriever or usual)
-
-
 # ---------------------------------------------------------------- what flags must be
 
 def refuse(name, value, wanted):
@@ -136,9 +129,10 @@ def refuse(name, value, wanted):
     sys.exit(f"error: --{name.replace('_', '-')} {value}: {wanted}")
 
 
-def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
-    """cfg without "auto" where that decides what is computed, so that config.json says what ran. Refuses
-    numbers that no run can use, and flags that do not go together.
+def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=None):
+    """cfg without "auto" where that decides what is computed, so that config.json says what ran; of a
+    searching policy with --name (see run_name) and --retriever. Refuses numbers that no run can use, and
+    flags that do not go together.
 
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
@@ -151,6 +145,9 @@ def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
         check_policy(cfg)
     if cfg.data == "world":
         check_world(cfg, world_sets)
+    if isinstance(cfg, PassageFlags):
+        usual = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+        cfg = replace(cfg, name=cfg.name or run_name(cfg, *first), retriever=cfg.retriever or usual)
     return cfg
 
 

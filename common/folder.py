@@ -146,20 +146,19 @@ def begun(folder):
     return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
 
 
-def open_stage(cfg, script, stage, free=(), saves=True):
-    """open_folder of a stage, whose folder is <name>-<stage>. --resume begins one that was not begun yet,
-    where another stage of the run was."""
-    base, name = Path(cfg.out) / script, f"{cfg.name}-{stage}"
-    if cfg.resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
-        raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
-    return open_folder(cfg, script, name, free, saves, cfg.resume and begun(base / name))
-
-
-def open_folder(cfg, script, name, free=(), saves=True, resume=None):
+def open_folder(cfg, script, stage="", free=(), saves=True):
     """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
-    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints. resume: where it is not
-    --resume."""
-    resume = cfg.resume if resume is None else resume
+    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints.
+
+    A stage's folder is <name>-<stage>; --resume begins one that was not begun yet, where another stage of the
+    run was."""
+    base = Path(cfg.out) / script
+    name, resume = cfg.name, cfg.resume
+    if stage:
+        name = f"{cfg.name}-{stage}"
+        if resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
+            raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
+        resume = resume and begun(base / name)
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
         folder.start = checkpoint_of(folder)

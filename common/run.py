@@ -44,7 +44,7 @@ from common.files import (
     warn,
 )
 from common.flags import PolicyFlags
-from common.folder import open_folder, open_stage, opened
+from common.folder import open_folder, opened
 from common.metrics import mean_em
 
 # ---------------------------------------------------------------- tracker
@@ -84,10 +84,8 @@ class Run:
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
-        if script and stage:
-            self.folder = open_stage(cfg, script, stage, free, saves)
-        elif script and not cfg.ask:
-            self.folder = open_folder(cfg, script, cfg.name, free, saves)
+        if script and (stage or not cfg.ask):
+            self.folder = open_folder(cfg, script, stage, free, saves)
 
     def policy(self, source, trains=True, frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it

@@ -1,7 +1,6 @@
 """Questions with a search over them: the splits that --data, --eval-data, --corpus and --retriever name."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from common import data, retriever
@@ -153,27 +152,3 @@ def set_name(source):
         raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
                              "as evaluations during a run are; rename the file")
     return name
-
-
-def within_limit(splits, prompt_length, limit, skip_bad):
-    """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
-    is an error, or left out and counted with skip_bad."""
-    kept = []
-    for split in splits:
-        if split is None:
-            kept.append(None)
-            continue
-        fits = []
-        for q in split.questions:
-            n = prompt_length(q)
-            if n <= limit:
-                fits.append(q)
-            elif not skip_bad:
-                raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
-                                     f"{limit}; raise it, or leave such questions out with --skip-bad")
-        if len(fits) < len(split.questions):
-            say(f"left out {len(split.questions) - len(fits)} questions with prompts over {limit} tokens")
-            if not fits:
-                raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
-        kept.append(replace(split, questions=fits))
-    return kept

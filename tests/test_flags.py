@@ -185,7 +185,7 @@ def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, 
 
 def test_the_first_lines_say_what_they_are(tmp_path, capsys):
     cfg = at2po.parse_args(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
-    open_folder(cfg, "at2po", "a")
+    open_folder(cfg, "at2po")
     run.tell(cfg)
     text = " ".join(capsys.readouterr().out.split())
     title, _, shown = text.partition("differ from the paper's: ")

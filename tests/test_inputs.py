@@ -63,16 +63,16 @@ def test_a_table_compares_no_two_questions_of_one_id(tmp_path, capsys):
 def test_a_run_is_read_once_no_other_process_writes_it(tmp_path):
     cfg = replace(at2po.Config(), out=str(tmp_path / "runs"), name="a")
     place = tmp_path / "runs/at2po/a"
-    open_folder(cfg, "at2po", "a").create()
+    open_folder(cfg, "at2po").create()
     cfg = replace(cfg, resume=True)
 
     def said_by_another():
-        child = forked(lambda argv: open_folder(cfg, "at2po", "a"), out=tmp_path / "said")
+        child = forked(lambda argv: open_folder(cfg, "at2po"), out=tmp_path / "said")
         child.join()
         assert child.exitcode
         return (tmp_path / "said").read_text()
 
-    held = open_folder(cfg, "at2po", "a")
+    held = open_folder(cfg, "at2po")
     (place / "config.json").write_text("half wr")  # nothing is read before it is known to be whole
     assert "another process is writing to" in said_by_another()
     held.lock.close()

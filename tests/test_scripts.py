@@ -22,7 +22,7 @@ from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
-from common.folder import open_stage
+from common.folder import open_folder
 from common.of_at2po import baselines, trees
 from common.run import Run, program, what_is_saved
 from common.world import tiny
@@ -409,7 +409,7 @@ def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, monkeypatch):
         ("needs --corpus", ["--corpus", "", "--retriever", "bm25"]),
         ("no search service at http://127.0.0.1:9", ["--retriever", "http://127.0.0.1:9"]),
         ("nobody/no-such-model: not in the local cache", ["--model", "nobody/no-such-model"]),
-        ("the limit is --max-prompt 50", ["--max-prompt", 50, "--name", "long"])):
+        ("prompts over --max-prompt 50", ["--max-prompt", 50, "--name", "long"])):
         refuse(message, *usable, *flags)
 
 
@@ -421,10 +421,10 @@ def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
         (folder / "config.json").write_text(json.dumps(asdict(cfg)))
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     files.write_json(folder / "eval_test.json", {"summary": {}, "predictions": []})
-    begun = open_stage(cfg, "mygo_mujica", "text-warm-up")
+    begun = open_folder(cfg, "mygo_mujica", "text-warm-up")
     assert begun.resume and begun.start is None
     with pytest.raises(RunError, match="checkpoint/ is gone"):
-        open_stage(cfg, "mygo_mujica", "text-mygo")
+        open_folder(cfg, "mygo_mujica", "text-mygo")
 
 
 def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
@@ -432,10 +432,10 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
     (tmp_path / "bi_rar/a-forward/.lock").touch()
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path), "--resume"])
     with pytest.raises(RunError, match="holds no stage of a run called a"):
-        open_stage(cfg, "bi_rar", "forward")
+        open_folder(cfg, "bi_rar", "forward")
     (tmp_path / "bi_rar/a-baseline").mkdir()
     (tmp_path / "bi_rar/a-baseline/config.json").touch()
-    folder = open_stage(cfg, "bi_rar", "forward")
+    folder = open_folder(cfg, "bi_rar", "forward")
     assert not folder.resume and folder.start is None
 
 
@@ -443,7 +443,7 @@ def test_a_stopped_run_names_its_folders(tmp_path):
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path)])
     with program():
         assert what_is_saved() == "nothing was written"
-        folders = [open_stage(cfg, "bi_rar", stage) for stage in ("initial", "merged-0.5")]
+        folders = [open_folder(cfg, "bi_rar", stage) for stage in ("initial", "merged-0.5")]
         assert what_is_saved() == "nothing was written"
         folders[1].create()
         assert what_is_saved().startswith("no checkpoint yet; go on")

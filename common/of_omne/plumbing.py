@@ -21,8 +21,8 @@ def check(cfg):
     if cfg.eval_only and cfg.stage != "direct":
         cfg = replace(cfg, stage="eval")
     cfg = replace(cfg, eval_only=cfg.stage in ("eval", "direct"))
-    may_be_zero = "sft_sampled sft_templates sft_lora"
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature")
+    cfg = flags.check(cfg, may_be_zero="sft_sampled sft_templates sft_lora",
+                      above_zero="lr head_lr sft_lr sft_full_lr temperature")
     of_world = cfg.data == "world"
     needs_model = cfg.stage != "synthesize"
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data

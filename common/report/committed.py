@@ -36,45 +36,35 @@ def matching(pattern):
 
 
 @cache
-def kept():
-    """({run: its line}, {settings: their line}, {script: {key: [words, panel, form, label]}})"""
-    runs, settings, metrics = {}, {}, {}
+def runs():
+    """{name: its line, with all its flags, its script and what its metrics are}"""
+    found, settings, metrics = {}, {}, {}
     for line in read_jsonl(RESULTS / "runs/runs.jsonl"):
         if "run" in line:
-            runs[line["run"]] = line
+            own = settings[line["settings"]]
+            script = own["script"]
+            flags = own["defaults"] | line["flags"]
+            found[line["run"]] = line | {"flags": flags, "script": script, "metrics": metrics.get(script, {})}
         elif "defaults" in line:
             settings[line["settings"]] = line
         else:
             metrics[line["script"]] = line["metrics"]
-    return runs, settings, metrics
-
-
-def runs():
-    return kept()[0]
-
-
-def settings_of(name):
-    """{"script", "defaults"} of a run."""
-    return kept()[1][runs()[name]["settings"]]
+    return found
 
 
 def forget():
-    kept.cache_clear()
+    runs.cache_clear()
     table.cache_clear()
 
 
 def config(name):
-    found = settings_of(name)["defaults"] | runs()[name]["flags"]
+    found = dict(runs()[name]["flags"])
     groups = {"chains": "none", "branches": "branches"}
     if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
         found["expansion"] = groups[found["rollout"]]
     if "world_size" in found:  # the name of --world-scale until a206253
         found["world_scale"] = found.pop("world_size")
     return found
-
-
-def metrics_of(name):
-    return kept()[2].get(settings_of(name)["script"], {})
 
 
 def steps(name):

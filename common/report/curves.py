@@ -24,7 +24,7 @@ def panels_of(*folders):
         file = Path(folder) / "metrics.json"
         metrics = {}
         if name:
-            metrics = committed.metrics_of(name)
+            metrics = committed.runs()[name]["metrics"]
         elif file.exists():
             metrics = read_json(file, dict)
         for panel, keys in guards.panels(metrics).items():
