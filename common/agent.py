@@ -120,7 +120,8 @@ class Agent:
         cfg, policy = run.cfg, run.policy(source, trains=False)
         question = question or data.Question("ask", cfg.ask, [""])
 
-        def agent(search, seed):
+        def agent(policy, search):
+            seed = rollout.stable_seed(cfg.seed, "ask")
             player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
             return self.play(player, question, "ask")
 

@@ -248,13 +248,11 @@ class Run:
         folder = self.folder.path / "checkpoint"
         checkpoint.save(folder, learner.model, learner.tokenizer, optimizer, {"step": step, **state})
 
-    def ask(self, policy, retriever, agent, question=""):
-        """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it)."""
-        warn_of_unknown_words(policy.tokenizer, [question or self.cfg.ask])
+    def ask(self, policy, retriever, agent, question):
+        """What agent(policy, search) returns, a coroutine that answers the question."""
+        warn_of_unknown_words(policy.tokenizer, [question])
         policy.engine.sync(policy.model)
-        search = rollout.BatchedSearch(retriever)
-        answering = agent(search, rollout.stable_seed(self.cfg.seed, "ask"))
-        return rollout.run_agents([answering], policy.engine, search)[0]
+        return rollout.run_alone(agent, policy, retriever)
 
 
 def say_what_was_read(rows, tokenizer):

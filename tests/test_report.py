@@ -574,7 +574,7 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
     comparison.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
 
 
 def exported(folder, ems):
@@ -790,7 +790,7 @@ HEALTHY = {
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy, own, said = [dict(HEALTHY) for _ in range(10)], records.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
-    assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
+    assert len(counts) == 8 and not any(counts.values()) and said == []
     ill = [HEALTHY | fault for _ in range(3)]
     counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, HEALTHY, own)
     assert [n for n, fired in counts.items() if fired] == [f"guard/{name}"]
