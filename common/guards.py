@@ -181,8 +181,8 @@ def faults(seen):
          f"calls fall towards none: {calls_before:.2f} a trajectory at the start, {calls:.2f} now. "
          "Begin with weights that call and are right (--warmup-data, --checkpoint), or lower --lr"),
         ("kl", "train/kl", abs(moved) > .1,
-         f"updates of one step move the policy by {moved:.2f} nats per token: the clip window no longer holds "
-         "it. Lower --lr, or more questions per update (--mini-batch)"),
+         f"updates of one step move the policy by {moved:.2f} nats per token: the clip window no longer "
+         "holds it. Lower --lr, or more questions per update (--mini-batch)"),
     )
 
 
