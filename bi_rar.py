@@ -625,7 +625,7 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         given = getattr(cfg, stage)
-        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge", flag=f"--{stage}")
+        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge")
         pair.append(models.find_model(left))
     return pair
 

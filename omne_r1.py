@@ -864,7 +864,7 @@ def start_weights(cfg, kind, evaluated=frozenset()):
     --model, --policy (an API). Adapters are merged. evaluated: fingerprints that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
-        source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
+        source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
         if cfg.warmup_data:

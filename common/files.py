@@ -62,18 +62,19 @@ def clock(seconds):
 class Progress:
     """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    at_once: its parts run side by side: the time left is not guessed. live=False: never a live line; then it
-    need not be entered."""
+    at_once: its parts run side by side: the time left is not guessed. Where it is not entered, there is no
+    live line."""
     every = 20.0
 
-    def __init__(self, what, at_once=False, live=True):
+    def __init__(self, what, at_once=False):
         self.at_once = at_once
         self.what = what
         self.began = self.said = time.time()
-        self.status = console.status(what) if live and console.is_terminal else None
+        self.status = None
 
     def __enter__(self):
-        if self.status:
+        if console.is_terminal:
+            self.status = console.status(self.what)
             self.status.start()
         return self
 
@@ -231,8 +232,7 @@ def locate(name, kind="model"):
     if path.is_dir():
         return str(path)
     if looks_like_path(name):
-        raise HubError(f"{name}: no such folder here. Give a folder in Hugging Face form, "
-                       "or a hub id such as owner/name")
+        raise HubError(f"{name}: no such folder here, and no hub id such as owner/name")
     from huggingface_hub import HfApi, snapshot_download
     try:
         HfApi().repo_info(name, repo_type=kind, timeout=10.0)

@@ -64,9 +64,8 @@ class RunFolder:
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():
             if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
-                flag = "--" + key.replace("_", "-")
-                raise RunError(f"--resume: this run was started with {key} = {self.saved.get(key)!r}, "
-                               f"not {value!r}; leave {flag} as it was")
+                begun_with = self.saved.get(key)
+                raise RunError(f"--resume: this run was started with {key} = {begun_with!r}, not {value!r}")
 
     def _keep_others_out(self):
         self.path.mkdir(parents=True, exist_ok=True)
@@ -74,8 +73,7 @@ class RunFolder:
         try:
             fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
-            raise RunError(f"another process is writing to {self.path}: wait for it, "
-                           "or choose another --name") from error
+            raise RunError(f"another process is writing to {self.path}") from error
         except OSError:
             warn(f"{self.path}: this file system has no locks; see that no other process writes there")
 
@@ -166,14 +164,12 @@ def open_folder(cfg, script, stage="", free=(), saves=True):
     return folder
 
 
-def left_by(cfg, script, stage, needed_by, flag="--checkpoint", called=""):
-    """The checkpoint that a stage of this run left; refused in words where it is not there. flag: that names
-    another one. called: the stage's name for --stage, where its folder's is another."""
+def left_by(cfg, script, stage, needed_by):
+    """The checkpoint that a stage of this run left; refused in words where it is not there."""
     place = Path(cfg.out) / script / f"{cfg.name}-{stage}" / "checkpoint"
     found = checkpoint.find(place)
     if found is None:
-        raise checkpoint.ModelError(f"{needed_by} goes on from {stage}, and {place} does not exist: run "
-                                    f"--stage {called or stage} first, or give {flag}")
+        raise checkpoint.ModelError(f"{needed_by} goes on from {stage}, which was not run: no {place}")
     return found
 
 
@@ -184,6 +180,5 @@ def checkpoint_of(folder):
     if found is None and begun_steps:
         if read_evaluations(folder.path):
             raise RunError(f"--resume: {folder.path} came to its end, and its checkpoint/ is gone: {REMEDY}")
-        warn(f"{folder.path}: no checkpoint was saved before it stopped (--save-every); "
-             "beginning again at step 1")
+        warn(f"{folder.path}: no checkpoint was saved before it stopped; beginning again at step 1")
     return found

@@ -126,8 +126,7 @@ def refuse_other_settings(run, folders, config):
         wanted = json.dumps(config[key])
         there = {json.dumps(one[key]) for one in saved if key in one}
         if len(there) == 1 and wanted not in (*there, '"auto"'):
-            raise RunError(f"{run} was made with {key} = {there.pop()}, this table is for {wanted}: "
-                           "give the same flags, or another --name")
+            raise RunError(f"{run} was made with {key} = {there.pop()}, this table is for {wanted}")
     return bool(saved)
 
 

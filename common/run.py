@@ -359,8 +359,7 @@ def warn_of_unknown_words(tokenizer, questions):
     unknown = [word for question in questions for word in chat.unknown_words(tokenizer, question)]
     if unknown:
         few = ", ".join(dict.fromkeys(unknown[:8]))
-        warn(f"this policy has no word for {few}: it knows the embedded world alone, and its answer means "
-             "nothing here")
+        warn(f"no word for {few}: this policy knows the embedded world alone, its answer means nothing here")
 
 
 # ---------------------------------------------------------------- beginning and end of a program
@@ -381,8 +380,7 @@ def program(one_process=False):
         if one_process and distributed.world() > 1:
             raise RunError("this script trains in one process: start it without torchrun")
         if process.settled:
-            warn(f"{process.settled}: {torch.get_num_threads()} threads here "
-                 "(OMP_NUM_THREADS sets another number)")
+            warn(f"{process.settled}: {torch.get_num_threads()} threads here (OMP_NUM_THREADS sets others)")
         yield
         distributed.once(tell_what_next)
 

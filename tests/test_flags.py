@@ -128,7 +128,7 @@ def test_flags_that_no_run_can_use_are_one_line(script):
 
 
 def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="forward/checkpoint does not exist: run --stage forward"):
+    with pytest.raises(SystemExit, match="forward, which was not run: no .*forward/checkpoint"):
         bi_rar.main(["--stage", "merge", "--out", str(tmp_path)])
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 

@@ -187,7 +187,7 @@ def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, mon
     (folder / "config.json").write_text(json.dumps(made | {"run_id": "x", "threads": 1}))
     ladder.main(table)
     assert len(asked) == 1  # the table
-    with pytest.raises(SystemExit, match="was made with lr = 0.0002, this table is for 0.5: give the same"):
+    with pytest.raises(SystemExit, match="was made with lr = 0.0002, this table is for 0.5"):
         ladder.main([*table, "--", "--lr", ".5"])
     (folder / "trajectories.html").unlink()  # killed between two sets
     ladder.main(table)

@@ -886,7 +886,7 @@ def test_offline_mygo_keeps_its_threshold_and_its_sampler(world, lucky):
     ("--ask hello --envs kimi", "--ask has no passages"),
     ("--model {qwen} --data {nq} --envs kimi", "has no passages of its own"),
     ("--data nowhere.json --model {qwen}", "no such file"),
-    ("--stage mygo --name unmade", "run --stage warm-up first"),
+    ("--stage mygo --name unmade", "goes on from warm-up, which was not run"),
     ("--model {qwen} --data {2wiki} --envs kg --graph nowhere.jsonl", "nowhere.jsonl: no such file"),
     ("--model {qwen} --data {hotpot} --envs kg --graph evidences", "carry no evidences"),
     ("--model {qwen} --data {hotpot} --stage warm-up --corpus contexts --warmup-data {hotpot}",

@@ -124,7 +124,7 @@ def begin_conversations(cfg):
     that an interrupted run goes on with the same ones alone; RunError where there are others."""
     folder, weights = folder_of(cfg, "sft-data"), None
     if cfg.sft_sampled and not (folder / "sharegpt.jsonl").exists():
-        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)")
     made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
     settings = folder / "settings.json"
     if settings.exists():

@@ -221,8 +221,7 @@ def _line(label, own, base, other, names):
     others = scores_of(base, names)
     renamed = reworded(own, base, names)
     if renamed:
-        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; they are not "
-             "compared")
+        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; not compared")
         others = others.drop(index=renamed, errors="ignore")
     *differences, gain = difference(scores, others, len(names))
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"

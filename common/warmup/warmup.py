@@ -107,8 +107,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             rows = sharegpt.read(file, ())
             others = {row.get("script", script) for row in rows} - {script}
             if others:
-                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
-                                     f"prompt and tags; {script}.py --collect writes its own")
+                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its tags")
             kept, fate, marks = [], Counter(), chat.role_marks(tokenizer)
             for row in rows:
                 if not evaluated.isdisjoint(sharegpt.questions_in(row)):
@@ -139,9 +138,8 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
         say(f"{file}: {told}")
         examples += kept
     if not examples:
-        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it (2Wiki's "
-                             "evidences, HotpotQA's supporting facts, MuSiQue's decomposition, or "
-                             "conversations, of questions that are not evaluated)")
+        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it: no gold evidence, and no "
+                             "conversations, of questions that are not evaluated")
     return examples
 
 
