@@ -28,10 +28,7 @@ def find_model(name):
     """Folder or hub id that `from_pretrained` can be given. What is no model is refused before anything large
     is read."""
     name = checkpoint.find(name) or name
-    try:
-        found = files.locate(str(name))
-    except files.HubError as error:
-        raise ModelError(str(error)) from error
+    found = files.locate(str(name))
     folder = Path(found)
     if checkpoint.find(folder / "checkpoint"):
         raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")

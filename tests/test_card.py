@@ -39,7 +39,7 @@ def test_the_card_says_what_was_trained_and_what_it_scored(checkpoint):
     text = (checkpoint / "README.md").read_text()
     summary = read_json(checkpoint.parent / "eval_test.json", dict)["summary"]
     assert metrics.summary_line("test", summary) in text and summary["n"] == 6
-    assert "on `world`, 1 steps" in text and "by `python " in text
+    assert "1 steps on world from the embedded world's tiny policy" in text
 
 
 def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint):

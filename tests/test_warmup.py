@@ -12,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, guards, retriever, training
+from common import data, retriever, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
@@ -273,19 +273,6 @@ def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():
     for step, rate in ((1, 5e-4), (2, 1e-3), (3, 1e-3)):
         training.raise_lr(optimizer, step, .2, 10)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
-
-
-def test_a_loss_that_rises_is_said(tmp_path, small, capsys):
-    def said(*losses):
-        rows = [{"train/loss": loss} for loss in losses]
-        return warmup.loss_rises(guards.Seen(rows[-1], rows[:-1]))
-
-    assert said(.86) is said(.86, .83) is said(.9, .8, .85, .6, .7, .45, .5, .1, .2, .01, .06) is None
-    assert said(.86, .83, 1.42).startswith("the loss rises, from 0.84 to 1.13")
-    assert said(1.1, .4, .3, .2, .5, .7, .9, 1.2) and said(6.2, 1.3, .2, .04, .3, .6, .3) is None
-    at2po.main(command(tmp_path, small, [HOTPOT, WIKI, MUSIQUE], "--eval-only", "--warmup-lr", "1",
-                       "--max-response", "600"))
-    assert "guard loss: the loss rises" in "".join(capsys.readouterr())
 
 
 def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):

@@ -27,7 +27,6 @@ VERSION = "3"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations per update
 EPOCHS = 3     # over them, unless --warmup-steps says otherwise
 WEIGHT_DECAY = .01
-RISE = .1      # nats per token that a smoothed loss rises by chance
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats per token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
@@ -209,7 +208,7 @@ def train(run, steps, policy, examples):
     micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
         micro_tokens = min(cfg.micro_tokens, 2048)
-    for step, row in run.steps(policy, optimizer, steps, label="warm-up | ", guard={"loss": loss_rises}):
+    for step, row in run.steps(policy, optimizer, steps, label="warm-up | "):
         if step == 1:
             say(f"the first of {steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
@@ -230,16 +229,3 @@ def train(run, steps, policy, examples):
         optimizer.zero_grad()
         row |= meter.means()
         row["warmup/tokens"] = num_tokens
-
-
-def loss_rises(seen):
-    """A guard: whether the loss, smoothed, has lost half of what was gained. (Where the tiny policies' flaws
-    begin, theirs rises by .28 from .04.)"""
-    losses = [row["train/loss"] for row in [*seen.earlier, seen.row] if "train/loss" in row]
-    smooth = lowest = losses[0] if losses else 0
-    for loss in losses[1:]:
-        smooth = (smooth + loss) / 2
-        lowest = min(lowest, smooth)
-    if losses and smooth > (losses[0] + lowest) / 2 + RISE:
-        return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats per token: begin again with a lower "
-                "--warmup-lr")
