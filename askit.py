@@ -46,7 +46,7 @@ from common.of_askit import encoders, evidence, page, stages
 from common.of_askit.encoders import SEP, TASK, state_batches
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -947,7 +947,6 @@ def main(argv=None):
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = stages.load(cfg, "eval", STAGES["eval"].begins_with, None, [case], Policy)
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, cases, evals)
     page.show_table(stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))

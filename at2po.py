@@ -44,7 +44,6 @@ import torch
 from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent, Player
-from common.guards import POLICY
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
@@ -140,10 +139,7 @@ def render_prompt(tokenizer, question, form="system"):
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
         message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]  # sic: their template has the word "user"
-        try:
-            return chat.render_chat(tokenizer, [("system", message)])
-        except chat.TemplateError as error:
-            raise chat.TemplateError(f"{error}; --prompt-form chat asks in a user message") from error
+        return chat.render_chat(tokenizer, [("system", message)])
     return chat.render_chat(tokenizer, [("system", SYSTEM_PROMPT), ("user", [chat.Foreign(question)])])
 
 
@@ -553,7 +549,7 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-METRICS = POLICY | trees.TREES  # {name of a logged number: what it is}
+METRICS = trees.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, policy, reference, split):
@@ -652,7 +648,7 @@ def main(argv=None):
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
-    with run.stage(title, policy, evals, evaluate, cfg.steps):
+    with run.stage(title, policy, evals, evaluate):
         if cfg.eval_only:
             return trees.show_results(run.folder.path, run.evaluate())
         reference = None
@@ -670,10 +666,9 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
-    cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
-                      above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     baselines.check(cfg)
-    return flags.named(cfg, cfg.loss)
+    return flags.check(cfg, cfg.loss, may_be_zero="steps rounds expand max_searches token_budget",
+                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
 
 
 # ================================================================ appendix: nothing below is in the paper

@@ -44,12 +44,11 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, tra
 from common import model as models
 from common.agent import Agent
 from common.folder import left_by
-from common.guards import POLICY
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -418,7 +417,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = POLICY | page.DISTANCES  # {name of a logged number: what it is}
+METRICS = page.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, policy, initial, scorer, split):
@@ -575,7 +574,6 @@ def main(argv=None):
     start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: another than the scorer
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         source, since = start, 0
         if run.name.startswith("merged-"):
@@ -629,7 +627,7 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         given = getattr(cfg, stage)
-        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge", flag=f"--{stage}")
+        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge")
         pair.append(models.find_model(left))
     return pair
 
@@ -667,6 +665,8 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
+    if cfg.eval_only or cfg.stage == "eval":
+        cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)
@@ -679,9 +679,7 @@ def resolve(cfg):
     for lam in cfg.lambdas.split(","):
         if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
-    if cfg.eval_only or cfg.stage == "eval":
-        cfg = replace(cfg, stage="eval", eval_only=True)
-    return flags.named(cfg)
+    return cfg
 
 
 # ================================================================ appendix: nothing below is in the paper

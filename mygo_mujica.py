@@ -50,12 +50,11 @@ from common import model as models
 from common.agent import Agent
 from common.files import say, warn
 from common.folder import left_by
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import places, records
 from common.of_mygo.places import topic_entities
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, tell, timed
+from common.run import Run, make_engine, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -564,7 +563,7 @@ def mini_batches(groups, size):
     return [batch for batch in batches if batch]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # {name of a logged number: what it is}
+METRICS = records.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, stage, policy, sampler, reference, place):
@@ -734,15 +733,12 @@ def main(argv=None):
     free = ["stage", "envs", "token_budget"]  # --resume may change these flags
     # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
-        saves = stage in LEARNING
-        if stage == "warm-up":
-            saves = "once"  # at its end
+        saves = stage in ("warm-up", *LEARNING)
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
     split, evals = load_splits(cfg)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
     for env in envs:

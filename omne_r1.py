@@ -53,7 +53,7 @@ from common.kg import one_line
 from common.of_omne import graph_questions, plumbing, records
 from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -828,7 +828,6 @@ def main(argv=None):
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # an error if stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, stages[run.name][0], split, evals)
     from common import ladder
@@ -866,7 +865,7 @@ def start_weights(cfg, kind, evaluated=frozenset()):
     --model, --policy (an API). Adapters are merged. evaluated: fingerprints that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
-        source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
+        source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
         if cfg.warmup_data:

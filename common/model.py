@@ -25,13 +25,10 @@ SAME = 1e-4
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given. What is no model, or a damaged checkpoint, is
-    refused before anything large is read."""
+    """Folder or hub id that `from_pretrained` can be given. What is no model is refused before anything large
+    is read."""
     name = checkpoint.find(name) or name
-    try:
-        found = files.locate(str(name))
-    except files.HubError as error:
-        raise ModelError(str(error)) from error
+    found = files.locate(str(name))
     folder = Path(found)
     if checkpoint.find(folder / "checkpoint"):
         raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")
@@ -39,8 +36,6 @@ def find_model(name):
     if folder.is_dir() and not any(f.exists() for f in configs):
         raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form "
                          "(config.json, *.safetensors, tokenizer files)")
-    if (folder / "trainer.json").exists():
-        checkpoint.read_state(folder)
     return found
 
 
@@ -278,15 +273,15 @@ def check_training_pass(name, model, tokenizer):
 
 
 @contextmanager
-def refusing_other_numbers(name, what, model, most=SAME, remedy=""):
+def refusing_other_numbers(name, what, model):
     """Gives compare([(the model's own log-probs, those of `what`)]): a ModelError where they differ by more
-    than `most` nats on average, or where its body cannot compute them."""
+    than SAME nats on average, or where its body cannot compute them."""
     def compare(pairs):
         apart = torch.cat([(own - other).abs() for own, other in pairs]).mean().item()
-        if not apart <= most:
+        if not apart <= SAME:
             raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
-                             f"{apart:.2g} nats on average ({most:g} is rounding): {kind} has parts that "
-                             f"{what} does not know{remedy}")
+                             f"{apart:.2g} nats on average ({SAME:g} is rounding): {kind} has parts that "
+                             f"{what} does not know")
     kind = model.config.get_text_config().model_type
     try:
         yield compare
@@ -294,7 +289,7 @@ def refusing_other_numbers(name, what, model, most=SAME, remedy=""):
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         words = " ".join(str(error).split())[:200]
-        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words}{remedy}") from error
+        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words}") from error
 
 
 def load_policy(name, lora=0, **how):

@@ -602,7 +602,7 @@ def test_no_answer_is_never_right():
 def test_ask_and_refusals(tmp_path, capsys):
     bi_rar.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
-    with pytest.raises(SystemExit, match="run --stage forward first, or give --forward"):
+    with pytest.raises(SystemExit, match="goes on from forward, which was not run"):
         bi_rar.main([*TINY, "--stage", "merge", "--out", str(tmp_path)])
 
 
