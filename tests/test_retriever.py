@@ -195,24 +195,6 @@ def test_a_class_of_ones_own_lies_in_the_folder_where_one_is(tmp_path, monkeypat
     assert sys.path[-1] == str(tmp_path)  # last, so that nothing there hides a module
 
 
-@pytest.mark.parametrize("answer", [
-    None, [], [[], []], [None], [["a text"]], [[retriever.Passage("1", None, "a")]],
-    [[retriever.Passage("1", "a", 5)]]])
-def test_what_a_class_of_ones_own_answers_is_checked(answer, monkeypatch, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "class Broken:\n    search = property(lambda self: 1 / 0)\n"
-        "class Mine:\n    def search(self, queries, k):\n        return self.answer\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RetrieverError, match="own:mine:Broken: ZeroDivisionError"):
-        make_retriever("own:mine:Broken", None)
-    made = make_retriever("own:mine:Mine", None)
-    made.answer = [[retriever.Passage("1", "a", "b")]]
-    assert made.search(["q"], 1) == made.answer
-    made.answer = answer
-    with pytest.raises(RetrieverError, match="a list of Passages for each"):
-        made.search(["q"], 1)
-
-
 # ---- our server
 
 def serving(app, port=0):
