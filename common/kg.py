@@ -6,8 +6,7 @@
     render_matches, render_node                 what the two tools print
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
-`relation` and `description`. graph.graph.graph has `directed` (whether an edge is a fact of its head alone)
-and `left_out` (what could not be used of a file, counted).
+`relation` and `description`. graph.graph.graph has `directed`: whether an edge is a fact of its head alone.
 """
 
 import math
@@ -18,7 +17,7 @@ from functools import cached_property
 import networkx
 
 from common.chat import no_tags
-from common.files import UserError, say
+from common.files import UserError
 
 
 class GraphError(UserError):
@@ -26,7 +25,7 @@ class GraphError(UserError):
 
 
 def empty_graph(directed):
-    return networkx.MultiDiGraph(directed=directed, left_out=Counter())
+    return networkx.MultiDiGraph(directed=directed)
 
 
 def graph_of_triples(rows):
@@ -45,7 +44,6 @@ class KnowledgeGraph:
             raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
-        self.left_out = Counter(graph.graph.get("left_out", {}))
 
     @classmethod
     def from_triples(cls, rows):
@@ -53,10 +51,6 @@ class KnowledgeGraph:
 
     def __contains__(self, name):
         return name in self.graph
-
-    def say_left_out(self, name):
-        for what, count in self.left_out.items():
-            say(f"{name}: left out: {count:,} {what}")
 
     def facts(self, name):
         """[(name, relation, tail)], tails in the order they were first named; [] where there is no such

@@ -12,6 +12,7 @@ from pathlib import Path
 import networkx
 
 from common import data
+from common.files import say
 from common.formats import NOT_SO, text_of
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
@@ -82,9 +83,7 @@ def load_graph(path, encoder=""):
 def graph_of(source, questions):
     """The graph of a file or folder, or, of "evidences", the questions' own gold triples (2Wiki)."""
     if source != "evidences":
-        graph = load_graph(source)
-        graph.say_left_out(source)
-        return graph
+        return load_graph(source)
     triples = [tuple(e) for q in questions for e in q.evidences]
     if not triples:
         raise GraphError("--graph evidences: the questions carry no evidences (2Wiki's official files do); "
@@ -120,9 +119,14 @@ def read_file(path):
         triples += found
     if triples and {part.lower() for part in triples[0]} <= HEADER:
         del triples[0]
-    graph = graph_of_triples(triples)
-    graph.graph["left_out"] = +left_out
-    return graph
+    tell(path, left_out)
+    return graph_of_triples(triples)
+
+
+def tell(path, left_out):
+    for what, count in left_out.items():
+        if count:
+            say(f"{path}: left out: {count:,} {what}")
 
 
 HEADER = {"head", "subject", "source", "relation", "relationship", "predicate", "tail", "object", "target"}
@@ -159,7 +163,7 @@ def read_graphml(path):
         raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
-    left_out = graph.graph["left_out"]
+    left_out = Counter()
     names = names_of(read, lightrag)
     for number, node in read.nodes(data=True):
         if not names[number]:
@@ -180,6 +184,7 @@ def read_graphml(path):
         left_out['relations without a name ("related to" stands for them)'] = unnamed
         if unnamed == read.number_of_edges():
             raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, to name its relation")
+    tell(path, left_out)
     return graph
 
 

@@ -148,7 +148,4 @@ class HTTPTools(Tools, http_client.Client):
 def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES):
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec)
-    graphs = kg_files.load_graphs(spec, encoder)
-    for name, graph in graphs.items():
-        graph.say_left_out(name)
-    return LocalTools(graphs, max_edges)
+    return LocalTools(kg_files.load_graphs(spec, encoder), max_edges)
