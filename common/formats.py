@@ -177,8 +177,8 @@ def rows_of(value, *columns):
     return found
 
 
-def sentences_of(value):
-    """A passage's sentences; one text is one sentence."""
+def texts_of(value):
+    """A list of texts, such as a passage's sentences; one text is a list of one."""
     if isinstance(value, str):
         return [value]
     return [text_of(sentence) for sentence in kind_of((list, tuple), value)]
@@ -329,7 +329,7 @@ def triples_of(value):
 
 def passages_of(value):
     found = rows_of(value, ("title",), ("sentences", "content"))
-    return [[text_of(title), sentences_of(sentences)] for title, sentences in found]
+    return [[text_of(title), texts_of(sentences)] for title, sentences in found]
 
 
 def paragraphs_of(value):
@@ -339,7 +339,7 @@ def paragraphs_of(value):
     for place, (title, text, idx, supporting) in enumerate(rows_of(value, *names)):
         if supporting not in (None, True, False):  # (the text "False" would count as true)
             raise TypeError
-        found.append((text_of(title), sentences_of(text), place if idx is None else whole(idx), supporting))
+        found.append((text_of(title), texts_of(text), place if idx is None else whole(idx), supporting))
     return found
 
 
