@@ -334,8 +334,8 @@ MEMORY_MAP_FROM = 200e6  # bytes of a corpus
 
 
 def load_corpus(source, skip_bad=False):
-    """Corpus rows {"id", "title", "text"} of a file, a folder that `datasets` saved or a hub id, as a list (a
-    memory-mapped table past 200 MB). skip_bad: bad records are left out and counted."""
+    """Corpus rows {"id", "title", "text"} of a file or a hub id, as a list, or past 200 MB as a memory-mapped
+    table. skip_bad: bad records are left out and counted."""
     path = Path(os.path.expanduser(source))
     if path.is_file():
         stat = path.stat()
@@ -343,7 +343,7 @@ def load_corpus(source, skip_bad=False):
         known_as = f"{path.resolve()}/{size}/{stat.st_mtime_ns}"
         records = path
     else:
-        records = _saved_table(path) if path.is_dir() else _hub_table(source)
+        records = _hub_table(source)
         size = records.data.nbytes
         known_as = records._fingerprint
     if size > MEMORY_MAP_FROM and suffix_of(path) != ".json":  # (which is one value)
@@ -355,24 +355,10 @@ def load_corpus(source, skip_bad=False):
     return rows
 
 
-def _saved_table(path):
-    import datasets
-    try:
-        table = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever `datasets` raises, the remedy is the same
-        raise DataError(f"--corpus {path}: a folder that `datasets` did not save ({type(error).__name__}); "
-                        "give one file, or what save_to_disk wrote") from None
-    if isinstance(table, dict):
-        if len(table) > 1 and "train" not in table:
-            raise DataError(f"--corpus {path}: which of its splits {', '.join(table)}? Give that folder")
-        table = table.get("train", next(iter(table.values())))
-    return table
-
-
 def _hub_table(source):
     if suffix_of(source) in SUFFIXES or looks_like_path(source.split(":")[0]):
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
-                        "title; a folder of `datasets`; a hub id owner/name[:config[:split]]; or 'contexts')")
+                        "title; a hub id owner/name[:config[:split]]; or 'contexts')")
     return _from_hub(source, "train")
 
 
