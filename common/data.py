@@ -231,7 +231,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     questions = []
     bad = 0
     reason = ""
-    void = []
+    void = []  # records whose answer would reward saying nothing
     for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
             break
@@ -240,9 +240,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 raise row
             question = parse_question(row)
             if not any(map(metrics.normalize_answer, question.answers)):
-                fate = "left out" if role == "train" else "kept"
-                void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that "
-                            f"counts, so an empty prediction would be right ({fate})")
+                void.append(number)
                 if role == "train":
                     continue
             questions.append(question)
@@ -255,8 +253,9 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     if bad:
         print(f"{name}: skipped {bad} bad records; the last{reason}", file=sys.stderr)
     if void:
-        more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
-        print(f"{name}: {void[0]}{more}", file=sys.stderr)
+        fate = "left out" if role == "train" else "kept"
+        print(f"{name}: {fate}: {len(void)} whose answer has no word that counts, so that an empty prediction"
+              f" would be right; the first: record {void[0]}", file=sys.stderr)
     if not questions:
         raise DataError(f"{name}: no questions in it{reason}")
     _tell_apart(questions)

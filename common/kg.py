@@ -40,8 +40,6 @@ class KnowledgeGraph:
     """encoder: of entity_matcher: a sentence-transformers id or folder, or empty = character n-grams."""
 
     def __init__(self, graph, encoder=""):
-        if not graph.number_of_nodes():
-            raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
 
@@ -88,15 +86,11 @@ class KnowledgeGraph:
         [{"name", "kind", "description", "score"}], score = cosine, in [0, 1] without an encoder."""
         found = []
         for best in self.index.search([str(name) for name in names], k):
-            row = []
-            for number, score in best:
-                name = self.index.names[number]
-                node = self.graph.nodes[name]
-                row.append({"name": name, "kind": node.get("kind", ""),
-                            "description": node.get("description", ""),
-                            "score": score})
-            found.append(row)
+            found.append([self._about(self.index.names[number]) | {"score": score} for number, score in best])
         return found
+
+    def _about(self, name):
+        return {"name": name, "kind": "", "description": ""} | self.graph.nodes[name]
 
     def entity_matcher(self, name, k=5):
         return self.match([name], k)[0]
@@ -113,9 +107,7 @@ class KnowledgeGraph:
         for head, tail, edge in outward + inward:
             edges.append({"head": head, "relation": edge["relation"], "tail": tail,
                           "description": edge.get("description", "")})
-        node = self.graph.nodes[name]
-        return {"name": name, "kind": node.get("kind", ""),
-                "description": node.get("description", ""), "edges": edges}
+        return self._about(name) | {"edges": edges}
 
 
 # ---------------------------------------------------------------- what the tools print

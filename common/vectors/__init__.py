@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from common import cache, data
-from common.files import Progress, UserError, read_json, say, write_json
+from common.files import Progress, UserError, read_json, write_json
 from common.passages import identity
 from common.vectors.sentences import MAX_TOKENS
 
@@ -241,9 +241,6 @@ def opened(path, corpus, encoder):
         return searched(path, made)
     index = mapped(path)
     check(path, index, corpus, encoder)
-    if is_flat(index) and len(corpus) > SMALL:
-        say(f"{path}: a search compares all {len(corpus):,} vectors; python -m common.vectors --flat {path} "
-            "makes codes that need a thousandth of it")
     return index
 
 
