@@ -110,7 +110,11 @@ class Config(flags.PassageFlags):
     lr: float = 1e-6                # learning rate, constant | Table 3
 
 
-PAPER_EVAL = "hotpotqa-dev,2wiki-dev,musique-dev,bamboogle,nq,triviaqa,popqa"  # sec. 5.1
+AVERAGES = {  # sec. 5.1
+    "multi-hop average (weighted by questions)": ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle"),
+    "single-hop average (weighted by questions)": ("nq", "triviaqa", "popqa"),
+}
+PAPER_EVAL = ",".join(name for sets in AVERAGES.values() for name in sets)
 
 # ---------------------------------------------------------------- prompt and tags
 
@@ -452,7 +456,7 @@ def assign_advantages(root, cfg):
     if not training.has_spread(root.rewards()):
         return
     # authors' code: ATPO on trees divides by the population's std, all else by the sample's
-    sample_std = cfg.loss != "atpo" or cfg.expansion in ("none", "branches")
+    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         of_turns = [node.advantage for node in leaf.lineage()]
@@ -650,13 +654,13 @@ def main(argv=None):
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate):
         if cfg.eval_only:
-            return trees.show_results(run.folder.path, run.evaluate())
+            return trees.show_results(run.folder.path, AVERAGES, run.evaluate())
         reference = None
         if cfg.kl_coef:
             reference = models.load_reference(policy.model, source, cfg.lora)
         before = run.evaluate("_before", initial=True)  # --resume reads the one on file
         train(run, policy, reference, split)
-        trees.show_results(run.folder.path, run.evaluate(), before)
+        trees.show_results(run.folder.path, AVERAGES, run.evaluate(), before)
 
 
 def parse_args(argv=None):

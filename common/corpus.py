@@ -17,7 +17,6 @@ from common import process
 from common.files import Progress, RunError, UserError, say, write_jsonl
 
 WORDS = 100  # of a passage, as in wiki-18
-NAMED = 10  # files that are skipped for one reason
 # "key: value" lines between two rules, at the very beginning
 FRONT_MATTER = re.compile(r"\A---\n([\w-]+:.*\n(?:[\w-]+:.*\n|[ \t#-].*\n)*)---\n")
 TITLE = re.compile(r"^title:\s*[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
@@ -158,13 +157,11 @@ def cut(blocks):
 def write_corpus(folder, out):
     """Writes the corpus. Returns (passages, {why: files that were skipped})."""
     folder, out = Path(folder), Path(out)
-    if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder")
     if out.suffix != ".jsonl":
         raise RunError(f"{out}: give it a name that ends in .jsonl")
     if out.exists():
         raise RunError(f"{out} exists: nothing was written; choose another name")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     rows, skipped = [], {}
     with Progress("documents") as progress:
         for number, path in enumerate(files, 1):
@@ -173,17 +170,13 @@ def write_corpus(folder, out):
             found, why = [], "empty"
             if any(part.startswith(".") for part in name.parts):
                 why = "hidden"
-            elif not path.is_file():
-                why = "links to folders, or to nothing"
             elif path.suffix.lower() not in READERS:
                 why = path.suffix or "without a suffix"
             else:
                 try:
                     found = passages_of(path)
-                except UnicodeDecodeError:
-                    why = "not in UTF-8: save them so"
-                except csv.Error:
-                    why = "not tables"
+                except (UnicodeDecodeError, csv.Error) as error:
+                    why = f"not in UTF-8, or no table ({error})"
             if not found:
                 skipped.setdefault(why, []).append(str(name))
             for title, text in found:
@@ -204,8 +197,7 @@ def main(argv=None):
         passages, skipped = write_corpus(given.folder, given.out)
         say(f"{given.out}: {passages:,} passages")
         for why, names in skipped.items():
-            more = ", …" if len(names) > NAMED else ""
-            say(f"skipped: {len(names)} {why} ({', '.join(names[:NAMED])}{more})")
+            say(f"skipped: {len(names)} {why} ({', '.join(names)})")
 
 
 if __name__ == "__main__":

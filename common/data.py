@@ -1,16 +1,14 @@
 """Questions and corpora in the public formats.
 
 docs/data.md has a record of every form. A name of the hub is one of HUB, or dataset_id[:config[:split]].
-Files may be compressed (.gz). JSON is a list, an object with the list under "data" or "questions", or one
-object a line. A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it,
-also a line that is no JSON or no UTF-8. formats.py makes Questions of records.
+A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it, also a line
+that is no JSON or no UTF-8. formats.py makes Questions of records.
 """
 
 import csv
 import gzip
 import hashlib
 import itertools
-import json
 import os
 import random
 import re
@@ -127,25 +125,17 @@ def read_records(path):
         raise DataError(f"{path}: its name ends in none of the formats that can be read: {FORMATS}")
     with open(path, "rb") as file:
         opened = gzip.open if file.read(2) == GZIP else open
-    read = {".parquet": _parquet, ".csv": _table, ".tsv": _table}.get(suffix, _json)
     how = {"mode": "rb"}
-    if read is not _parquet:  # a bad byte spoils its own record only
-        how = {"mode": "rt", "encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n"}
-    if read is _table:
-        how["newline"] = ""
+    if suffix in (".csv", ".tsv"):
+        how = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
+    read = {".parquet": _parquet, ".csv": _table, ".tsv": _table, ".json": _json}.get(suffix, _lines)
     try:
         with opened(path, **how) as file:
             yield from read(path, file)
     except DAMAGED as error:
         raise DataError(f"{path}: damaged gzip file ({error})") from None
-
-
-def _utf8(text):
-    """The text, where every byte of it was UTF-8."""
-    bad = re.search("[\udc80-\udcff]", text)
-    if bad:
-        raise ValueError(f"not UTF-8 text (byte 0x{ord(bad[0]) - 0xdc00:02x} at character {bad.start()})")
-    return text
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error})") from None
 
 
 def _parquet(path, file):
@@ -160,105 +150,72 @@ def _parquet(path, file):
 
 
 def _table(path, file):
+    """Rows by the names of the header. A row of a TSV is a line."""
     csv.field_size_limit(2**31 - 1)
-    form = {"delimiter": max(",;", key=file.readline().count), "strict": True}  # (spreadsheets have both)
-    file.seek(0)
     if suffix_of(path) == ".tsv":
-        form = {"delimiter": "\t", "strict": True, "quoting": _quoting(path, file)}
-    rows = csv.DictReader(file, **form)
+        rows = map(cells_of, file)
+    else:
+        separator = max(",;", key=file.readline().count)  # (spreadsheets have both)
+        file.seek(0)
+        rows = csv.reader(file, delimiter=separator, strict=True)
     try:
-        for number, row in enumerate(rows, 1):
-            try:
-                yield number, _cells(row)
-            except ValueError as error:
-                yield number, error
+        header = next(rows, [])
+        for number, cells in enumerate(filter(None, rows), 1):
+            row = {name: cell_of(name, text) for name, text in zip(header, cells)}
+            if any(cells[len(header):]):
+                row = ValueError(f"more cells than the {len(header)} of the header")
+            yield number, row
     except csv.Error as error:
         raise DataError(f"{path}: not a table: line {rows.line_num}: {error} (a quote inside a quoted cell "
                         "is written twice)") from None
 
 
-def _quoting(path, file):
-    """QUOTE_NONE where quotes in a TSV are text: read as the ends of cells they break the table, or join
-    lines that are rows of their own."""
-    rows = csv.reader(file, delimiter="\t", strict=True)
-    broken = False
-    width = 0
+def cell_of(name, text):
+    """A cell as JSON has it: pandas writes 1984 beside an empty cell as 1984.0, an answer true as True."""
+    bare = text.strip().lower()
+    if re.fullmatch(r"[+-]?[0-9]{1,300}\.0", bare):
+        return bare[:-2]
+    if bare in ("true", "false") and name.strip().lower() in formats.ANSWERED:
+        return bare == "true"
+    return text
+
+
+def cells_of(line):
+    '''The cells of a line of a TSV, whose quotes are text where they do not stand around whole cells.
+
+    >>> cells_of('"a, ""b"""\\t"c"'), cells_of('"a" b\\t"c"')
+    (['a, "b"', 'c'], ['"a" b', '"c"'])
+    '''
+    line = line.rstrip("\r\n")
     try:
-        for row in rows:
-            width = width or len(row)
-            lines = "\t".join(row).split("\n")
-            if len(lines) > 1 and all(line.count("\t") == width - 1 for line in lines):
-                broken = True
+        return next(csv.reader([line], delimiter="\t", strict=True))
     except csv.Error:
-        broken = True
-    file.seek(0)
-    if broken:
-        print(f"{path}: not a quoted table: its quotes are read as text", file=sys.stderr)
-        return csv.QUOTE_NONE
-    return csv.QUOTE_MINIMAL
-
-
-def _cells(row):
-    """A table's row as JSON has it: pandas writes 1984 beside an empty cell as 1984.0, an answer true as
-    True. Raises ValueError."""
-    surplus = row.pop(None, None) or []
-    _utf8("".join(map(str, [*row.values(), *surplus])))
-    if any(surplus):
-        raise ValueError(f"more cells than the {len(row)} of the header")
-    for name, text in row.items():
-        text = (text or "").strip()
-        if re.fullmatch(r"[+-]?[0-9]{1,300}\.0", text):
-            row[name] = text[:-2]
-        elif text.lower() in ("true", "false") and name.strip().lower() in formats.ANSWERED:
-            row[name] = text.lower() == "true"
-    return row
+        return line.split("\t")
 
 
 def _json(path, file):
-    """The records of a file that is one JSON value, however it is printed, or of one with a value a line."""
-    first, second = [*itertools.islice(filter(None, map(str.strip, file)), 2), "", ""][:2]
-    strict = first[:1] == "[" or suffix_of(path) == ".json"
-    file.seek(0)
-    if not first:
+    """A list of records, an object with such a list, or one record; else records line by line."""
+    text = file.read()
+    try:
+        value = formats.parse_json(text)
+    except ValueError as error:
+        if "Extra data" not in str(error):
+            raise DataError(f"{path}: {error}") from None
+        yield from _lines(path, text.splitlines())
         return
-    if first in ("[", "{") or not second or strict and isinstance(_value(first), ValueError):
-        value = _value(file.read())
-        if not isinstance(value, ValueError):
-            yield from enumerate(_unwrapped(path, value), 1)
-            return
-        if strict:
-            raise DataError(f"{path}: {value}")
-        file.seek(0)
+    if isinstance(value, dict):
+        lists = [value[name] for name in ("data", "Data", "questions") if isinstance(value.get(name), list)]
+        value = lists[0] if lists else [value]
+    yield from enumerate(value if isinstance(value, list) else [value], 1)
+
+
+def _lines(path, file):
     for number, line in enumerate(file, 1):
         if line.strip():
-            yield number, _value(line.rstrip("\n"))
-
-
-def _value(text):
-    """Of a JSON text; the ValueError, where it is none."""
-    try:
-        return formats.parse_json(_utf8(text))
-    except json.JSONDecodeError as error:
-        return ValueError(f"not valid JSON: {error}")
-    except ValueError as error:
-        return error
-
-
-ONE_RECORD = {*formats.ASKED, "contents", "text"}
-
-
-def _unwrapped(path, value):
-    """The list of records: the value, or what it has under "data" or "questions"; else it is one record."""
-    if isinstance(value, list):
-        return value
-    names = []
-    if isinstance(value, dict) and not formats.lowered(value).keys() & ONE_RECORD:
-        names = [name for name in ("data", "Data", "questions") if name in value]
-    if not names:
-        return [value]
-    if not isinstance(value[names[0]], list):
-        raise DataError(f"{path}: {formats.wrong(names[0], 'a list of records', value[names[0]])}")
-    return value[names[0]]
+            try:
+                yield number, formats.parse_json(line)
+            except ValueError as error:
+                yield number, error
 
 
 # ---------------------------------------------------------------- questions
@@ -274,7 +231,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     questions = []
     bad = 0
     reason = ""
-    void = []
+    void = []  # records whose answer would reward saying nothing
     for number, row in _rows_of(source, role):
         if limit is not None and len(questions) >= limit:
             break
@@ -283,9 +240,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
                 raise row
             question = parse_question(row)
             if not any(map(metrics.normalize_answer, question.answers)):
-                fate = "left out" if role == "train" else "kept"
-                void.append(f"record {number}: field 'answer': {question.answers[0][:40]!r} has no word that "
-                            f"counts, so an empty prediction would be right ({fate})")
+                void.append(number)
                 if role == "train":
                     continue
             questions.append(question)
@@ -298,8 +253,9 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
     if bad:
         print(f"{name}: skipped {bad} bad records; the last{reason}", file=sys.stderr)
     if void:
-        more = f"; so have {len(void) - 1} more" if len(void) > 1 else ""
-        print(f"{name}: {void[0]}{more}", file=sys.stderr)
+        fate = "left out" if role == "train" else "kept"
+        print(f"{name}: {fate}: {len(void)} whose answer has no word that counts, so that an empty prediction"
+              f" would be right; the first: record {void[0]}", file=sys.stderr)
     if not questions:
         raise DataError(f"{name}: no questions in it{reason}")
     _tell_apart(questions)
@@ -377,8 +333,8 @@ MEMORY_MAP_FROM = 200e6  # bytes of a corpus
 
 
 def load_corpus(source, skip_bad=False):
-    """Corpus rows {"id", "title", "text"} of a file, a folder that `datasets` saved or a hub id, as a list (a
-    memory-mapped table past 200 MB). skip_bad: bad records are left out and counted."""
+    """Corpus rows {"id", "title", "text"} of a file or a hub id, as a list, or past 200 MB as a memory-mapped
+    table. skip_bad: bad records are left out and counted."""
     path = Path(os.path.expanduser(source))
     if path.is_file():
         stat = path.stat()
@@ -386,7 +342,7 @@ def load_corpus(source, skip_bad=False):
         known_as = f"{path.resolve()}/{size}/{stat.st_mtime_ns}"
         records = path
     else:
-        records = _saved_table(path) if path.is_dir() else _hub_table(source)
+        records = _hub_table(source)
         size = records.data.nbytes
         known_as = records._fingerprint
     if size > MEMORY_MAP_FROM and suffix_of(path) != ".json":  # (which is one value)
@@ -398,24 +354,10 @@ def load_corpus(source, skip_bad=False):
     return rows
 
 
-def _saved_table(path):
-    import datasets
-    try:
-        table = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever `datasets` raises, the remedy is the same
-        raise DataError(f"--corpus {path}: a folder that `datasets` did not save ({type(error).__name__}); "
-                        "give one file, or what save_to_disk wrote") from None
-    if isinstance(table, dict):
-        if len(table) > 1 and "train" not in table:
-            raise DataError(f"--corpus {path}: which of its splits {', '.join(table)}? Give that folder")
-        table = table.get("train", next(iter(table.values())))
-    return table
-
-
 def _hub_table(source):
     if suffix_of(source) in SUFFIXES or looks_like_path(source.split(":")[0]):
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
-                        "title; a folder of `datasets`; a hub id owner/name[:config[:split]]; or 'contexts')")
+                        "title; a hub id owner/name[:config[:split]]; or 'contexts')")
     return _from_hub(source, "train")
 
 

@@ -6,8 +6,7 @@
     render_matches, render_node                 what the two tools print
 
 The graph itself is a networkx.MultiDiGraph in `graph.graph`: nodes carry `kind` and `description`, edges
-`relation` and `description`. graph.graph.graph has `directed` (whether an edge is a fact of its head alone)
-and `left_out` (what could not be used of a file, counted).
+`relation` and `description`. graph.graph.graph has `directed`: whether an edge is a fact of its head alone.
 """
 
 import math
@@ -18,7 +17,7 @@ from functools import cached_property
 import networkx
 
 from common.chat import no_tags
-from common.files import UserError, say
+from common.files import UserError
 
 
 class GraphError(UserError):
@@ -26,7 +25,7 @@ class GraphError(UserError):
 
 
 def empty_graph(directed):
-    return networkx.MultiDiGraph(directed=directed, left_out=Counter())
+    return networkx.MultiDiGraph(directed=directed)
 
 
 def graph_of_triples(rows):
@@ -41,11 +40,8 @@ class KnowledgeGraph:
     """encoder: of entity_matcher: a sentence-transformers id or folder, or empty = character n-grams."""
 
     def __init__(self, graph, encoder=""):
-        if not graph.number_of_nodes():
-            raise GraphError("the graph is empty: it has no entity")
         self.graph = graph
         self.encoder = encoder
-        self.left_out = Counter(graph.graph.get("left_out", {}))
 
     @classmethod
     def from_triples(cls, rows):
@@ -53,10 +49,6 @@ class KnowledgeGraph:
 
     def __contains__(self, name):
         return name in self.graph
-
-    def say_left_out(self, name):
-        for what, count in self.left_out.items():
-            say(f"{name}: left out: {count:,} {what}")
 
     def facts(self, name):
         """[(name, relation, tail)], tails in the order they were first named; [] where there is no such
@@ -94,15 +86,11 @@ class KnowledgeGraph:
         [{"name", "kind", "description", "score"}], score = cosine, in [0, 1] without an encoder."""
         found = []
         for best in self.index.search([str(name) for name in names], k):
-            row = []
-            for number, score in best:
-                name = self.index.names[number]
-                node = self.graph.nodes[name]
-                row.append({"name": name, "kind": node.get("kind", ""),
-                            "description": node.get("description", ""),
-                            "score": score})
-            found.append(row)
+            found.append([self._about(self.index.names[number]) | {"score": score} for number, score in best])
         return found
+
+    def _about(self, name):
+        return {"name": name, "kind": "", "description": ""} | self.graph.nodes[name]
 
     def entity_matcher(self, name, k=5):
         return self.match([name], k)[0]
@@ -119,9 +107,7 @@ class KnowledgeGraph:
         for head, tail, edge in outward + inward:
             edges.append({"head": head, "relation": edge["relation"], "tail": tail,
                           "description": edge.get("description", "")})
-        node = self.graph.nodes[name]
-        return {"name": name, "kind": node.get("kind", ""),
-                "description": node.get("description", ""), "edges": edges}
+        return self._about(name) | {"edges": edges}
 
 
 # ---------------------------------------------------------------- what the tools print

@@ -17,7 +17,8 @@ import numpy as np
 
 from common import cache
 from common.files import Progress
-from common.passages import Passage, RetrieverError, found_in, identity
+from common.passages import Passage as Passage
+from common.passages import RetrieverError, found_in, identity
 
 STOP_WORDS = frozenset(  # Lucene's English list
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
@@ -198,26 +199,7 @@ def _own(spec):
     if here not in sys.path:
         sys.path.append(here)  # last: no file there takes the place of a module that something else needs
     try:
-        made = getattr(importlib.import_module(module), name)()
-        made.search = _checked(spec, made.search)
+        return getattr(importlib.import_module(module), name)()
     except Exception as error:  # of whatever a stranger wrote
         raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected "
                              "own:MODULE:CLASS, a module in this folder, with search(queries, k)") from error
-    return made
-
-
-def _checked(spec, search):
-    def checked(queries, k):
-        found = search(queries, k)
-        right = isinstance(found, list) and len(found) == len(queries)
-        for passages in found if right else []:
-            right = right and isinstance(passages, list) and all(map(_is_passage, passages))
-        if not right:
-            raise RetrieverError(f"--retriever {spec}: search(queries, k) has to give a list of Passages for "
-                                 "each query, whose title and text are texts")
-        return found
-    return checked
-
-
-def _is_passage(found):
-    return isinstance(found, Passage) and isinstance(found.title, str) and isinstance(found.text, str)

@@ -542,7 +542,7 @@ def test_all_stages(whole):
     for row, stage in zip(table["rows"], stages, strict=False):
         made = evaluated(whole / f"a-{stage}")["predictions"]
         assert row[repeats] == f"{sum(p['repeats'] for p in made) / len(made):.2f}"
-    assert (whole / "a-distances.png").stat().st_size > 5000 and (whole / "a-curves.png").exists()
+    assert (whole / "a-curves.png").exists()
     merged, f, b = (
         all_weights(whole / n) for n in ("a-weights-0.25", "a-forward/checkpoint", "a-backward/checkpoint"))
     moments = {k for k in f if "/" in k}

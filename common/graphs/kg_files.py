@@ -5,22 +5,22 @@ section Graphs. What comes of them is described in kg.py. Two edges between a pa
 stay two.
 """
 
-import csv
-import json
 import re
 from collections import Counter
 from pathlib import Path
 
 import networkx
 
-from common.formats import _text as text_of
+from common import data
+from common.files import say
+from common.formats import NOT_SO, text_of
 from common.kg import GraphError, KnowledgeGraph, empty_graph, graph_of_triples
 
 GRAPHML = "graph_chunk_entity_relation.graphml"  # of a LightRAG working folder
 GRAPH_NAME = r"[\w.-]+"  # it may stand in a prompt
 KINDS_OF_FILE = ".graphml, .jsonl, .json, .tsv or .txt"
 # (XML's ParseError is a SyntaxError)
-UNREADABLE = (OSError, SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
+UNREADABLE = (SyntaxError, LookupError, ValueError, RecursionError, networkx.NetworkXError)
 
 
 def load_graphs(spec, encoder=""):
@@ -40,8 +40,6 @@ def load_graphs(spec, encoder=""):
 def named_sources(spec):
     """[(name, file or folder)]"""
     path = Path(spec)
-    if path.name == GRAPHML and path.is_file():
-        path = path.parent
     pairs = []
     if is_graph_folder(path):
         pairs.append((path.resolve().name, path))
@@ -78,16 +76,14 @@ def load_graph(path, encoder=""):
     else:
         graph = read_file(path)
     if not graph.number_of_nodes():
-        raise GraphError(f"{path}: the graph is empty: it has no entity")
+        raise GraphError(f"{path}: the graph is empty: it has no entity, or none with a name")
     return KnowledgeGraph(graph, encoder)
 
 
 def graph_of(source, questions):
     """The graph of a file or folder, or, of "evidences", the questions' own gold triples (2Wiki)."""
     if source != "evidences":
-        graph = load_graph(source)
-        graph.say_left_out(source)
-        return graph
+        return load_graph(source)
     triples = [tuple(e) for q in questions for e in q.evidences]
     if not triples:
         raise GraphError("--graph evidences: the questions carry no evidences (2Wiki's official files do); "
@@ -96,79 +92,57 @@ def graph_of(source, questions):
 
 
 def read_file(path):
-    """What is in a .json decides how it is read."""
+    """Of triples, of 2WikiMultihopQA's questions, or GraphML. A first row of column names is left out."""
     suffix = path.suffix.lower()
     if suffix == ".graphml":
         return read_graphml(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        rows = text.split("\n")
-        if suffix == ".json":
-            rows = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise GraphError(f"{path}: not valid {suffix.removeprefix('.')}: {error}") from None
-    if not isinstance(rows, list):
-        raise GraphError(f"{path}: expected a list of triples")
-    if rows and isinstance(rows[0], dict) and "evidences" in rows[0]:
-        return _of_evidences(path, rows)
-    triples = []
-    for number, row in enumerate(rows, 1):
-        if suffix != ".json" and not row.strip():
-            continue
+    if suffix in (".json", ".jsonl"):
+        records = data.read_records(path)
+    else:
         try:
-            if suffix == ".jsonl":
-                row = json.loads(row)
-            elif suffix != ".json":
-                row = _cells(row.rstrip("\r"))
-            triples.append(triple(row))
-        except (ValueError, RecursionError):
-            raise GraphError(f"{path}: record {number}: "
-                             "expected head, relation and tail, three strings") from None
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+        except UnicodeDecodeError as error:
+            raise GraphError(f"{path}: not UTF-8 text ({error})") from None
+        records = ((number, data.cells_of(line)) for number, line in enumerate(lines, 1) if line.strip())
+    triples, left_out = [], Counter()
+    for number, row in records:
+        try:
+            if isinstance(row, dict) and "evidences" in row:
+                found = list(filter(None, map(triple, row["evidences"])))
+                left_out["triples without three parts"] += len(row["evidences"]) - len(found)
+            else:
+                found = [triple(row)]
+        except TypeError:
+            found = [None]
+        if None in found:
+            raise GraphError(f"{path}: record {number}: expected head, relation and tail, three strings")
+        triples += found
     if triples and {part.lower() for part in triples[0]} <= HEADER:
         del triples[0]
+    tell(path, left_out)
     return graph_of_triples(triples)
+
+
+def tell(path, left_out):
+    for what, count in left_out.items():
+        if count:
+            say(f"{path}: left out: {count:,} {what}")
 
 
 HEADER = {"head", "subject", "source", "relation", "relationship", "predicate", "tail", "object", "target"}
 
 
-def _cells(line):
-    """Of a line of a TSV, whose quotes are text where they do not stand around whole cells."""
-    try:
-        return next(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error:
-        return line.split("\t")
-
-
 def triple(row):
-    """(head, relation, tail) of a list or an object. Raises ValueError."""
+    """(head, relation, tail) of a list or an object, None where it has other parts."""
     if isinstance(row, dict):
         row = [row.get(name) for name in ("head", "relation", "tail")]
     if not isinstance(row, list) or len(row) != 3 or not isinstance(row[1], str):
-        raise ValueError
-    # (half a surrogate pair is no text)
-    parts = [text_of(part, "triple").strip().encode("utf-8", "replace").decode() for part in row]
-    if not all(parts):
-        raise ValueError
-    return tuple(parts)
-
-
-def _of_evidences(path, rows):
-    """The triples of all questions; those without three parts are counted."""
-    left_out = Counter()
-    triples = []
-    for number, row in enumerate(rows, 1):
-        found = row.get("evidences") if isinstance(row, dict) else None
-        if not isinstance(found, list):
-            raise GraphError(f"{path}: record {number}: expected a list in `evidences`")
-        for evidence in found:
-            try:
-                triples.append(triple(evidence))
-            except ValueError:
-                left_out["triples without three parts"] += 1
-    graph = graph_of_triples(triples)
-    graph.graph["left_out"] = left_out
-    return graph
+        return None
+    try:
+        parts = [text_of(part).strip() for part in row]
+    except NOT_SO:
+        return None
+    return tuple(parts) if all(parts) else None
 
 
 # ---------------------------------------------------------------- GraphML
@@ -189,25 +163,17 @@ def read_graphml(path):
         raise GraphError(f"{path}: not a GraphML file ({type(error).__name__}: {error})") from None
     lightrag = any("entity_type" in node for _, node in read.nodes(data=True))
     graph = empty_graph(read.is_directed())
-    left_out = graph.graph["left_out"]
-    times = Counter(map(plain, read))
-    names = {}  # by their ids, which mostly are names
-    for number in read:
-        if plain(number):
-            names[number] = plain(number)
-            if times[plain(number)] > 1:  # ("Heroes" with quotes is another than Heroes)
-                names[number] = " ".join(number.split())
-    if not lightrag:
-        names = _names_behind_numbers(path, read) or names
+    left_out = Counter()
+    names = names_of(read, lightrag)
     for number, node in read.nodes(data=True):
-        if number not in names:
+        if not names[number]:
             left_out["nodes without a name"] += 1
             continue
         kind, description = plain(node.get("entity_type")), plain(node.get("description"))
         graph.add_node(names[number], kind=kind, description=description)
     unnamed = 0
     for head, tail, edge in read.edges(data=True):
-        if head not in names or tail not in names:
+        if not names[head] or not names[tail]:
             left_out["edges of nodes without a name"] += 1
             continue
         relation = _first(edge, RELATIONS)
@@ -217,10 +183,23 @@ def read_graphml(path):
     if unnamed and not lightrag:
         left_out['relations without a name ("related to" stands for them)'] = unnamed
         if unnamed == read.number_of_edges():
-            attributes = _attributes(edge for *_, edge in read.edges(data=True))
-            raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, which would name its "
-                             f"relation; its edges have {attributes}")
+            raise GraphError(f"{path}: no edge has one of {', '.join(RELATIONS)}, to name its relation")
+    tell(path, left_out)
     return graph
+
+
+def names_of(read, lightrag):
+    """{id: name}. Ids mostly are names; where nearly all are numbers the names are among the attributes, and
+    nodes of one name keep their ids behind it."""
+    numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
+    if lightrag or numbers < .9 * len(read):
+        return {number: plain(number) for number in read}
+    names = {number: _first(node, NAMES) for number, node in read.nodes(data=True)}
+    times = Counter(names.values())
+    for number, name in names.items():
+        if name and times[name] > 1:
+            names[number] = f"{name} ({number})"
+    return names
 
 
 def plain(text):
@@ -228,32 +207,6 @@ def plain(text):
     nano-graphrag puts around every field."""
     text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
     return " ".join(text.split())
-
-
-def _names_behind_numbers(path, read):
-    """{id: name} of the nodes that have one, where nearly all ids are numbers; {} where ids are names. Nodes
-    of one name keep their ids behind it."""
-    numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
-    if numbers < .9 * len(read) or not len(read):
-        return {}
-    found = {}
-    for number, node in read.nodes(data=True):
-        name = _first(node, NAMES)
-        if name:
-            found[number] = name
-    if not found:
-        attributes = _attributes(node for _, node in read.nodes(data=True))
-        raise GraphError(f"{path}: ids such as {next(iter(read))} are no names, and no node has one of "
-                         f"{', '.join(NAMES)}; its nodes have {attributes}")
-    times = Counter(found.values())
-    for number, name in found.items():
-        if times[name] > 1:
-            found[number] = f"{name} ({number})"
-    return found
-
-
-def _attributes(rows):
-    return ", ".join(sorted({key for row in rows for key in row} - {"id"})) or "no attributes"
 
 
 def _first(row, keys):

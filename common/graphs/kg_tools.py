@@ -4,13 +4,11 @@
     tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
 
 Every call has a text, also one for a name or a graph that there is not (kg.py). Over HTTP the form is that of
-the authors' server:
+the authors' server, with lists, and with questions, whose words decide which edges come first:
 
-    POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": …}
-    -> {"rendered_content": …}
-
-Ours also takes a "question", whose words decide which edges come first, and lists of both, and says in GET
-/health which graphs it has. A server that does not is asked call by call.
+    POST /{graph_type}/get_precise_entity_names, /{graph_type}/get_node    {"node_name": […], "question": […]}
+    -> {"rendered_content": […]}
+    GET /health -> {"graphs": [names]}
 """
 
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Call:
 
 
 class Tools:
-    """What both kinds have: `graphs` by their names, None where nobody says which there are."""
+    """What both kinds have: `graphs` by their names."""
 
     def search(self, calls, k=MATCHES):
         """The texts of calls. k: how many entities entity_matcher shows, where it is not a server's own."""
@@ -47,7 +45,7 @@ class Tools:
             groups.setdefault((call.graph_type, call.tool), []).append(i)
         texts = [""] * len(calls)
         for (graph_type, tool), group in groups.items():
-            if self.graphs is not None and graph_type not in self.graphs:
+            if graph_type not in self.graphs:
                 answers = [kg.render_unknown_graph(graph_type, self.graphs)] * len(group)
             else:
                 answers = self.answers(graph_type, tool, [calls[i] for i in group], k)
@@ -103,11 +101,10 @@ class HTTPTools(Tools, http_client.Client):
         self.graphs = self.patiently(self._graphs)
 
     def _graphs(self):
-        """The names of the server's graphs; None for a server that does not say, which is the authors'."""
         try:
             return list(self.ask("GET", "/health")["graphs"])
-        except (kg.GraphError, KeyError, TypeError):
-            return None
+        except (KeyError, TypeError):
+            raise kg.GraphError(f"{self.url}/health names no graphs. {self.remedy}") from None
 
     def search(self, calls, k=MATCHES):
         self.cancelled.clear()
@@ -115,10 +112,9 @@ class HTTPTools(Tools, http_client.Client):
 
     def answers(self, graph_type, tool, calls, k):
         path = f"/{quote(graph_type, safe='')}/{PATHS[tool]}"
-        at_once = 1 if self.graphs is None else CALLS_A_REQUEST
         texts = []
-        for start in range(0, len(calls), at_once):
-            part = calls[start:start + at_once]
+        for start in range(0, len(calls), CALLS_A_REQUEST):
+            part = calls[start:start + CALLS_A_REQUEST]
             answer = self.patiently(partial(self.ask, "POST", path, self._request(part)))
             texts += self._texts(answer, path, len(part))
         return texts
@@ -128,18 +124,14 @@ class HTTPTools(Tools, http_client.Client):
         for call in calls:
             self.repair(f"names of more than {MAX_NAME:,} characters", len(call.node_name) > MAX_NAME)
             names.append(self.text(call.node_name[:MAX_NAME], "names"))
-        if self.graphs is None:
-            return {"node_name": names[0]}
         questions = [self.text(call.question[:MAX_NAME], "questions") for call in calls]
         return {"node_name": names, "question": questions}
 
     def _texts(self, answer, path, expected):
         """The texts of one answer, each as safe as if it had been written here."""
         found = answer.get("rendered_content") if isinstance(answer, dict) else None
-        if self.graphs is None:
-            found = [found]
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-            raise kg.GraphError(f"{self.url}{path} answered in another form than {{rendered_content: text}}")
+            raise kg.GraphError(f"{self.url}{path} answered in another form than {{rendered_content: texts}}")
         if len(found) != expected:
             raise kg.GraphError(f"{self.url}{path} answered {len(found)} texts for {expected} names")
         return [kg.harmless_lines(self.text(text, "answers")) for text in found]
@@ -148,7 +140,4 @@ class HTTPTools(Tools, http_client.Client):
 def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES):
     if spec.startswith(("http://", "https://")):
         return HTTPTools(spec)
-    graphs = kg_files.load_graphs(spec, encoder)
-    for name, graph in graphs.items():
-        graph.say_left_out(name)
-    return LocalTools(graphs, max_edges)
+    return LocalTools(kg_files.load_graphs(spec, encoder), max_edges)

@@ -3,8 +3,8 @@
     teacher = Template()                    or Teacher("http://127.0.0.1:8000/v1", "deepseek-r1")
     rows = synthesize({"cs": graph}, {"cs": seeds(graph)}, folder, teacher, count=500)
 
-Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; fault_of
-checks them, and the teacher judges what is left. A draft that fails goes back with what was wrong.
+Seed nodes take turns. In each, a teacher drafts a path near the node, a question and its answer; `check`
+looks at them, and the teacher judges what is left. A draft that fails goes back with what was wrong.
 docs/data.md has the files of the folder. The order of the work is always the same, and no answer that is on
 file is asked for again: the same command goes on with an interrupted synthesis, to the same rows.
 
@@ -18,12 +18,13 @@ import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import networkx
 
 from common import kg
 from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
-from common.retriever import folded
+from common.retriever import TOKEN, folded
 from common.rollout import stable_seed
 from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
@@ -32,7 +33,6 @@ SMALLEST = 20           # nodes of a subgraph
 LARGEST = 400           # nodes of a subgraph
 TEST_SHARE = .1         # of the seed nodes (ours)
 KINDS = {"12": (2, 3), "3": (4, 6)}  # nodes of a path: 1/2-hop; 3+-hop ("at least 4": that 6 is most is ours)
-TITLES = {"12": "1/2 hop", "3": "3+ hop"}
 ATTEMPTS = 3            # drafts in a turn (ours)
 ROUNDS = 10             # turns that a seed node has at most (ours)
 MAX_RELATIONS = 2000    # lines of a prompt, nearest the seed node first (ours)
@@ -59,7 +59,7 @@ class Draft:
     relations: list | None = None   # a label per step; None: the teacher does not know which edges it took
     rule: str = ""
     reason: str = ""
-    path_valid: bool = True
+    path_valid: bool = False
     ambiguous: bool = False         # the same labels lead from the start to another node, too
 
 
@@ -119,96 +119,77 @@ def reached(graph, start, relations):
 
 # ---------------------------------------------------------------- names in a question
 
-# letters with no space between words: Thai, Lao, Tibetan, Myanmar; Khmer; Han and Kana; and Hangul, whose
-# particles stand at a name
-UNSPACED = "\u0e00-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff\uac00-\ud7ff"
-SPACED = rf"[^\W{UNSPACED}]"
-BEGINS = rf"(?:(?=[{UNSPACED}])|(?<!{SPACED}))"  # word boundaries, which they have on either side of them
-ENDS = rf"(?:(?<=[{UNSPACED}])|(?!{SPACED}))"
-QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2013", "''\"\"---")
-
-
-def fold(text):
-    """
-    >>> fold("Fianna  FÁIL\\u2019s"), fold("Straße")
-    ("fianna fail's", 'strasse')
-    """
-    return folded(kg.one_line(text).translate(QUOTES))
-
-
 def is_named(name, question):
-    """Whether the name stands in the question as a word, case and accents apart. A name in brackets behind it
-    may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
+    """Whether the words of the name stand in the question, in order; case and accents apart. A name in
+    brackets behind it may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
 
     >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
     (False, True, True)
     >>> is_named("上海", "他在上海出生吗？"), is_named("Ann", "谁是Ann的姑姑？")
     (True, True)
     """
-    question = fold(question)
-    name = fold(name)
-    for form in (name, re.sub(r"\s*\([^()]*\)$", "", name)):
-        if form and re.search(BEGINS + re.escape(form) + ENDS, question):
-            return True
-    return False
+    asked = words_of(question)
+    forms = words_of(name), words_of(re.sub(r"\s*\([^()]*\)$", "", name))
+    return any(form in asked for form in forms if form.strip())
 
 
-# ---------------------------------------------------------------- checks: the first rule that a draft breaks
+def words_of(text):
+    return f" {' '.join(TOKEN.findall(folded(kg.one_line(text))))} "
 
-def fault_of(draft, graph, kind, unique):
-    """(rule, reason) that a draft is no question for, or None. unique: another answer by the same relations
-    is such a reason, and not only marked. Fills in what is left open of its path."""
-    fault = path_fault(graph, kind, draft.path, draft.answer)
-    draft.path_valid = fault is None
-    fault = fault or name_fault(draft.path, draft.question, draft.answer)
-    if fault:
-        return fault
+
+# ---------------------------------------------------------------- checks: BadAnswer of the first broken rule
+
+def check(draft, graph, kind, unique):
+    """unique: another answer by the same relations is a reason against a draft, and not only marked. Fills in
+    what is left open of its path."""
+    check_path(graph, kind, draft.path, draft.answer)
+    draft.path_valid = True
+    check_names(draft.path, draft.question, draft.answer)
     if draft.relations is None:
         draft.relations = relations_along(graph, draft.path)
     to_answer = draft.relations[:draft.path.index(draft.answer)]
     others = sorted(reached(graph, draft.path[0], to_answer) - {draft.answer})
     draft.ambiguous = bool(others)
     if others and unique:
-        return AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations."
-    return None
+        raise BadAnswer(
+            AMBIGUOUS, f"The answer is not unique: '{others[0]}' is reached by the same relations.")
 
 
-def path_fault(graph, kind, path, answer):
+def check_path(graph, kind, path, answer):
     """A path is valid if it is a connected one of the graph, contains the answer, and has the kind's length.
     """
     for place, node in enumerate(path):
         if node not in graph:
-            return "node not in the graph", f"The graph has no node '{node}'."
+            raise BadAnswer("node not in the graph", f"The graph has no node '{node}'.")
         if node in path[:place]:
-            return "node twice in the path", f"The path has the node '{node}' twice."
+            raise BadAnswer("node twice in the path", f"The path has the node '{node}' twice.")
     labels = relations_along(graph, path)
     if None in labels:
         here = labels.index(None)
-        return "path not connected", f"No edge of the graph joins '{path[here]}' and '{path[here + 1]}'."
+        raise BadAnswer(
+            "path not connected", f"No edge of the graph joins '{path[here]}' and '{path[here + 1]}'.")
     if answer not in path:
-        return "answer not in the path", f"The answer '{answer}' is not a node of the path."
+        raise BadAnswer("answer not in the path", f"The answer '{answer}' is not a node of the path.")
     fewest, most = KINDS[kind]
-    if len(path) < fewest:
-        return "path too short", f"The path has {len(path)} nodes; it should have at least {fewest}."
-    if len(path) > most:
-        return "path too long", f"The path has {len(path)} nodes; it should have at most {most}."
-    return None
+    if not fewest <= len(path) <= most:
+        rule = "path too short" if len(path) < fewest else "path too long"
+        raise BadAnswer(rule, f"The path has {len(path)} nodes; it should have {fewest} to {most}.")
 
 
-def name_fault(path, question, answer):
+def check_names(path, question, answer):
     """A question names the start and no other node of the path."""
     if not is_named(path[0], question):
-        return "start node not named", (f"The question does not name the starting node '{path[0]}', "
-                                        "so the answerer does not know where to search from.")
+        raise BadAnswer("start node not named", (
+            f"The question does not name the starting node '{path[0]}', "
+            "so the answerer does not know where to search from."))
     for node in path[1:]:
         if node != answer and is_named(node, question):
-            return "inner node named", (
+            raise BadAnswer("inner node named", (
                 f"The question reveals the name of a middle node '{node}' in the path, "
-                "which should be hidden according to the requirements.")
+                "which should be hidden according to the requirements."))
     if is_named(answer, question):
-        told = f"The question reveals the name of the answer node '{answer}', which should be hidden."
-        return "answer named", told
-    return None
+        raise BadAnswer("answer named", (
+            f"The question reveals the name of the answer node '{answer}', which should be hidden."))
 
 
 # ---------------------------------------------------------------- a teacher without a model
@@ -261,7 +242,7 @@ class Template:
         return path, relations
 
     def judge(self, draft, item, attempt):
-        return True, ""
+        """Nothing is left to be judged."""
 
 
 # ---------------------------------------------------------------- a teacher with one (appendix C)
@@ -368,13 +349,10 @@ def read_draft(text):
     """Raises BadAnswer."""
     value = read_object(text)
     path, question, answer = value.get("path"), value.get("question"), value.get("answer")
-    if not isinstance(path, list) or not path or not all(map(is_text, [*path, question, answer])):
+    texts = [*path, question, answer] if isinstance(path, list) and path else [None]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
         raise BadAnswer(UNREADABLE, f"not a path, a question and an answer: {text[:SHOWN]}")
     return Draft(list(map(kg.one_line, path)), kg.one_line(question), kg.one_line(answer))
-
-
-def is_text(value):
-    return isinstance(value, str) and bool(value.strip())
 
 
 def read_verdict(text):
@@ -402,7 +380,9 @@ class Teacher(Chat):
 
     def judge(self, draft, item, attempt):
         prompt = JUDGE % (draft.path, draft.question)
-        return self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict)
+        valid, reason = self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict)
+        if not valid:
+            raise BadAnswer("judge says no", reason)
 
     def asked(self, key, prompt, read):
         """read(the model's answer). One that can be read is kept, and not asked for again; for any other
@@ -435,15 +415,10 @@ def drafts_of(item, graph, teacher, unique):
         draft = Draft([], "", "")
         try:
             draft = teacher.draft(graph, item, attempt, previous)
-            fault = fault_of(draft, graph, item.kind, unique)
-            if fault is None:
-                valid, reason = teacher.judge(draft, item, attempt)
-                fault = "judge says no", reason
-                if valid:
-                    fault = "", ""
+            check(draft, graph, item.kind, unique)
+            teacher.judge(draft, item, attempt)
         except BadAnswer as bad:
-            fault = bad.rule, bad.reason
-        draft.rule, draft.reason = fault
+            draft.rule, draft.reason = bad.rule, bad.reason
         drafts.append(draft)
         if not draft.rule:
             break
@@ -456,47 +431,41 @@ def synthesize(graphs, starts, folder, teacher, count, unique=True):
     """The rows of questions.jsonl: `count` per graph and kind, or as many as the seed nodes give in ROUNDS
     turns.
 
-    graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. unique: see fault_of. What is
+    graphs: {graph_type: KnowledgeGraph}. starts: {graph_type: its seed nodes}. unique: see `check`. What is
     missing is a warning, no question at all RunError; a graph without seed nodes is a warning among others,
     and GraphError alone."""
     if not any(starts.values()):
         raise kg.GraphError("no graph has a seed node for questions (section 2 of Omne-R1): "
                             "give a larger graph, or other bounds (--largest-ball)")
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made()
+    questions, rejected = {}, []
     teacher.answers = Keyed(folder / "answers.jsonl")
     pool = ThreadPoolExecutor(teacher.concurrency)
     total = count * len(KINDS) * sum(map(bool, starts.values()))
-
-    def work(item):
-        return drafts_of(item, graphs[item.graph_type], teacher, unique)
-
     try:
         with Progress("questions") as progress:
             for graph_type, kind in itertools.product(graphs, KINDS):
+                work = partial(drafts_of, graph=graphs[graph_type], teacher=teacher, unique=unique)
                 items = items_of(graph_type, kind, starts[graph_type])
-                found = 0
-                while found < count:
+                missing = count
+                while missing:
                     # no more are in work than are missing, so that nothing is asked for in vain
-                    part = list(itertools.islice(items, min(count - found, 4 * teacher.concurrency)))
+                    part = list(itertools.islice(items, min(missing, 4 * teacher.concurrency)))
                     if not part:
-                        warn(f"{graph_type}, {TITLES[kind]}: {count - found} of {count} questions are "
-                             f"missing: all {len(starts[graph_type])} seed nodes had {ROUNDS} turns. "
+                        warn(f"{graph_type}, kind {kind}: {missing} of {count} questions are missing: all "
+                             f"{len(starts[graph_type])} seed nodes had {ROUNDS} turns. "
                              "rejected.jsonl says why; another --teacher or --largest-ball may help")
                         break
                     for item, drafts in zip(part, pool.map(work, part), strict=True):
-                        found += made.enter(item, drafts)
-                        progress(len(made.questions), total)
-    except KeyboardInterrupt:
-        warn("interrupted: the answers that are under way are waited for, and kept")
-        raise
+                        missing -= enter(item, drafts, questions, rejected)
+                        progress(len(questions), total)
     finally:
         pool.shutdown(cancel_futures=True)
         teacher.answers.close()
-        write_jsonl(folder / "questions.jsonl", made.questions)
-        write_jsonl(folder / "rejected.jsonl", made.rejected)
-    made.tell(folder, unique)
-    return made.questions
+        write_jsonl(folder / "questions.jsonl", questions.values())
+        write_jsonl(folder / "rejected.jsonl", rejected)
+    tell(folder, questions.values(), rejected, unique)
+    return list(questions.values())
 
 
 def items_of(graph_type, kind, names):
@@ -507,44 +476,34 @@ def items_of(graph_type, kind, names):
         yield Item(f"{graph_type}-{kind}-{number}", graph_type, kind, name, turn)
 
 
-class Made:
-    """The questions and the rejected drafts of a folder."""
+def enter(item, drafts, questions, rejected):
+    """Makes rows of an item's drafts; whether it became a question. questions: {(question, answer): row},
+    since none is made twice (sec. 2)."""
+    *_, last = drafts
+    if not last.rule and (last.question, last.answer) in questions:
+        last.rule, last.reason = "duplicate", "The question and its answer are there already."
+    for draft in drafts:
+        row = {
+            "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "path": draft.path,
+            "question": draft.question}
+        if draft.rule:
+            rejected.append(row | {"answer": draft.answer, "rule": draft.rule, "reason": draft.reason})
+        else:
+            questions[draft.question, draft.answer] = row | {
+                "golden_answer": draft.answer, "relations": draft.relations, "hops": len(draft.path) - 1,
+                "seed_node": item.seed_node, "ambiguous": draft.ambiguous}
+    return not last.rule
 
-    def __init__(self):
-        self.questions = []
-        self.rejected = []
-        self.seen = set()   # (question, answer): none is made twice (sec. 2)
 
-    def enter(self, item, drafts):
-        """Whether an item became a question."""
-        *_, last = drafts
-        if not last.rule and (last.question, last.answer) in self.seen:
-            last.rule, last.reason = "duplicate", "The question and its answer are there already."
-        for draft in drafts:
-            row = {
-                "id": item.id, "graph_type": item.graph_type, "kind": item.kind, "path": draft.path,
-                "question": draft.question}
-            if draft.rule:
-                self.rejected.append(
-                    row | {"answer": draft.answer, "rule": draft.rule, "reason": draft.reason})
-            else:
-                self.seen.add((draft.question, draft.answer))
-                self.questions.append(row | {
-                    "golden_answer": draft.answer, "relations": draft.relations, "hops": len(draft.path) - 1,
-                    "seed_node": item.seed_node, "ambiguous": draft.ambiguous})
-        return not last.rule
-
-    def tell(self, folder, unique):
-        """How many questions there are, why not more, and what share of what was fit has several answers."""
-        rules = Counter(row["rule"] for row in self.rejected)
-        rejected = f"{len(self.rejected)} drafts rejected"
-        if rules:
-            rejected += f" ({', '.join(f'{times} {rule}' for rule, times in rules.most_common())})"
-        if not self.questions:
-            raise RunError(f"no question, {rejected}. See {folder / 'rejected.jsonl'}; another teacher, "
-                           "graph or wording is needed")
-        fit = rules[AMBIGUOUS] + len(self.questions)
-        ambiguous = rules[AMBIGUOUS] + sum(row["ambiguous"] for row in self.questions)
-        fate = "left out (--no-unique keeps them)" if unique else "kept"
-        say(f"{folder}: {len(self.questions)} questions, {rejected}; {ambiguous} ({ambiguous / fit:.0%} of "
-            f"those that are fit) lead to another answer as well: {fate}")
+def tell(folder, questions, rejected, unique):
+    """How many questions there are, why not more, and what share of what was fit has several answers."""
+    rules = Counter(row["rule"] for row in rejected)
+    why = ", ".join(f"{times} {rule}" for rule, times in rules.most_common()) or "none"
+    if not questions:
+        raise RunError(f"no question; rejected drafts: {why}. See {folder / 'rejected.jsonl'}; another "
+                       "teacher, graph or wording is needed")
+    fit = rules[AMBIGUOUS] + len(questions)
+    ambiguous = rules[AMBIGUOUS] + sum(row["ambiguous"] for row in questions)
+    fate = "left out (--no-unique keeps them)" if unique else "kept"
+    say(f"{folder}: {len(questions)} questions; rejected drafts: {why}; {ambiguous} ({ambiguous / fit:.0%} "
+        f"of those that are fit) lead to another answer as well: {fate}")

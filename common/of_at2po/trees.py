@@ -49,17 +49,11 @@ def rollout_metrics(roots):
     }
 
 
-AVERAGES = {
-    "multi-hop average (weighted by questions)": ("hotpotqa-dev", "2wiki-dev", "musique-dev", "bamboogle"),
-    "single-hop average (weighted by questions)": ("nq", "triviaqa", "popqa"),
-}
-
-
-def show_results(folder, after, before=None):
+def show_results(folder, averages, after, before=None):
     """Averages over several sets, and a table of what training moved. after, before: of Run.evaluate."""
     from common import report
     for found in (before or {}, after):
-        report.show_averages(found, AVERAGES)
+        report.show_averages(found, averages)
     if before:
         compared = {"before": [(folder, "before")], "after": [folder]}
         columns = {"searches": ("eval", "searches", ".2f")}

@@ -1,14 +1,11 @@
-"""Bi-RAR's distances as metrics of a training step, as records for the page, as a table and a plot.
+"""Bi-RAR's distances as metrics of a training step, as records for the page, and its stages as a table.
 
 step_reward(distance): Eq 7."""
 
 import re
 from pathlib import Path
 
-import pandas as pd
-
 from common import rollout, training
-from common.files import read_evaluations
 from common.guards import POLICY, SECONDS, Metric
 from common.page import record
 
@@ -129,7 +126,7 @@ def prediction(trajectory, question, step_reward):
     return row | group_record([trajectory], question, step_reward)
 
 
-# ---------------------------------------------------------------- table and plot of all stages
+# ---------------------------------------------------------------- the table of all stages
 
 PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
     "baseline": "0.336 (Search-R1)",
@@ -147,8 +144,8 @@ COLUMNS = {  # header: (how, key, form), see report.method_table
 
 
 def show_table(cfg, stages, paper_eval):
-    """<name>-table.json, <name>-curves.png and <name>-distances.png of the stages that are evaluated, and of
-    the merges. The paper's numbers stand beside a mean of the paper's sets alone."""
+    """<name>-table.json and <name>-curves.png of the stages that are evaluated, and of the merges. The
+    paper's numbers stand beside a mean of the paper's sets alone."""
     path = Path(cfg.out) / "bi_rar" / cfg.name
     named = {stage: path.with_name(f"{cfg.name}-{stage}") for stage in stages}
     merged = f"{cfg.name}-merged-"
@@ -167,53 +164,3 @@ def show_table(cfg, stages, paper_eval):
     from common.report import curves, method_table
     method_table(path, title, runs, "baseline", paper, COLUMNS)
     curves.draw_methods(path, title, runs)
-    trained = {label: runs[label][0] for label in stages if label in runs}
-    plot_distances(trained, path.with_name(f"{cfg.name}-distances.png"))
-
-
-LINES = ((1, "right", "#1d7f4c"), (0, "wrong", "#b3372f"))
-
-
-def plot_distances(runs, path):
-    """Both distances along right and wrong trajectories of {label: run folder}: the mean of each turn and its
-    interquartile range."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    if not runs:
-        return
-    shape = dict(figsize=(4.2 * len(runs), 6), layout="constrained", squeeze=False)
-    figure, axes = plt.subplots(2, len(runs), sharey="row", sharex=True, **shape)
-    for column, (label, folder) in zip(axes.T, runs.items(), strict=True):
-        rows = []
-        for evaluation in read_evaluations(folder).values():
-            rows += evaluation["predictions"]
-        column[0].set_title(label, loc="left")
-        column[1].set_xlabel("turn")
-        for axis, key in zip(column, ("d_TA", "d_TQ"), strict=True):
-            draw_distances(axis, rows, key)
-    axes[0][0].set_ylabel("distance to the answer")
-    axes[1][0].set_ylabel("distance to the question")
-    if axes[0][0].lines:
-        axes[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def draw_distances(axis, rows, key):
-    """Of right and of wrong trajectories, turns that at least five of them have."""
-    for right, name, colour in LINES:
-        along = []
-        for row in rows:
-            if row["em"] == right:
-                along.append([node[key] for node in row["nodes"] if key in node])
-        turns = pd.DataFrame(along, dtype=float).dropna(axis=1, thresh=5)
-        if turns.empty:
-            continue
-        x = turns.columns + 1
-        axis.plot(x, turns.mean(), "o-", color=colour, label=name)
-        low = turns.quantile(.25)
-        high = turns.quantile(.75)
-        axis.fill_between(x, low, high, color=colour, alpha=.15)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.grid(alpha=0.25)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import data, splits
 from common.files import read_json, say, write_json
-from common.formats import fingerprint
+from common.formats import fingerprint, read_field, text_of, texts_of, whole
 from common.graphs.kg_files import GRAPH_NAME
 from common.graphs.kg_tools import LocalTools, make_tools
 from common.of_omne.plumbing import folder_of
@@ -28,45 +28,36 @@ from common.rollout import stable_seed
 TRAINED_DOMAINS = ("film", "music", "literature")  # the world's test has one more
 
 
-def question_of(row):
-    """A row as a data.Question; its path ends at the answer."""
-    path = row.get("path", [])
-    answer = row["golden_answer"]
+TEXTS = ("id", "graph_type", "question", "golden_answer")
+
+
+def question_of(row, graphs=None):
+    """A row as a data.Question; its path ends at the answer. ValueError says why it is none. graphs: names of
+    those there are; None where nobody knows."""
+    texts = [read_field(row, name, text_of) or "" for name in TEXTS]
+    if not all(map(str.strip, texts)):
+        raise ValueError(f"expected a text in each of {', '.join(TEXTS)}")
+    number, graph_type, question, answer = texts
+    if not re.fullmatch(GRAPH_NAME, graph_type):
+        raise ValueError("a graph_type is letters, digits, . - _")
+    if graphs is not None and graph_type not in graphs:
+        raise ValueError(f"there is no graph {graph_type}: --graph has {', '.join(graphs)}")
+    path, relations = (read_field(row, name, texts_of) or [] for name in ("path", "relations"))
     if answer in path:
         path = path[:path.index(answer) + 1]
-    edges = zip(path, row.get("relations", []), path[1:], strict=False)
-    return data.Question(
-        row["id"], row["question"], [answer], type=row["graph_type"],
-        hops=row.get("hops") or max(1, len(path) - 1), evidences=[list(edge) for edge in edges])
-
-
-def fault_of(row, graphs):
-    for name in ("id", "graph_type", "question", "golden_answer"):
-        if not isinstance(row.get(name), str) or not row[name].strip():
-            return f"expected a text in `{name}`"
-    for name in ("path", "relations"):
-        texts = row.get(name, [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            return f"expected a list of texts in `{name}`"
-    hops = row.get("hops", 1)
-    if not isinstance(hops, int) or hops < 1:
-        return "expected a number from 1 in `hops`"
-    if not re.fullmatch(GRAPH_NAME, row["graph_type"]):
-        return "a graph_type is letters, digits, . - _"
-    if graphs is not None and row["graph_type"] not in graphs:
-        return f"there is no graph {row['graph_type']}: --graph has {', '.join(graphs)}"
-    return ""
+    edges = [list(edge) for edge in zip(path, relations, path[1:])]
+    hops = read_field(row, "hops", whole) or max(1, len(path) - 1)
+    return data.Question(number, question, [answer], type=graph_type, hops=hops, evidences=edges)
 
 
 def read_questions(file, graphs=None):
-    """The questions of a file. graphs: names of those there are; None where nobody knows."""
+    """The questions of a file."""
     found = []
     for number, row in data.read_records(Path(file)):
-        row = row if isinstance(row, dict) else {}
-        wrong = fault_of(row, graphs)
-        if wrong:
-            raise data.DataError(f"{file}: line {number}: {wrong}")
-        found.append(question_of(row))
+        try:
+            found.append(question_of(row if isinstance(row, dict) else {}, graphs))
+        except ValueError as error:
+            raise data.DataError(f"{file}: line {number}: {error}") from None
     if not found:
         raise data.DataError(f"{file}: no question")
     return found

@@ -34,7 +34,7 @@ SFT = STEP | UPDATE | {
     "sft/tokens": Metric("tokens that the step's updates learned from"),
 }
 NUMBERS = ("em", "normalised", "f1", "searches", "rounds", "tokens", "repetitions", "standard")
-DIRECT_NUMBERS = ("em", "normalised", "f1", "searches", "tokens", "repetitions", "standard")  # without rounds
+DIRECT_NUMBERS = tuple(name for name in NUMBERS if name != "rounds")
 
 
 # ---------------------------------------------------------------- numbers

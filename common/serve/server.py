@@ -275,7 +275,6 @@ class Graph:
         app = graph_app(LocalTools(graphs, self.max_edges, self.max_words), self.matches)
         for name, graph in graphs.items():
             say(f"{name}: {len(graph.graph):,} entities, {graph.graph.number_of_edges():,} edges")
-            graph.say_left_out(name)
         return app, f"{len(graphs)} graphs ({', '.join(graphs)})"
 
 

@@ -10,7 +10,6 @@
 
 After a kill the same command goes on. Both files are plain FAISS indexes."""
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from common import cache, data
-from common.files import Progress, UserError, read_json, say, write_json
+from common.files import Progress, UserError, read_json, write_json
 from common.passages import identity
 from common.vectors.sentences import MAX_TOKENS
 
@@ -33,7 +32,6 @@ class VectorsError(UserError):
 VECTORS, CODES, MANIFEST = "vectors.faiss", "codes.faiss", "manifest.json"
 PIECE = 4096    # passages that are encoded, or read, at a time
 CHECKED = 16    # passages that are encoded again when an index is opened
-TO_GPU = 2**18  # rows that are copied at a time
 NEAR = 8        # rows on either side of theirs: neighbours are alike, and an index may be shifted
 
 
@@ -215,7 +213,7 @@ def refined(codes, vectors, lists, candidates):
 def search(index, asked, k):
     """(scores, numbers of rows) of an index, each (queries, k), best first; -1 where it found none."""
     import faiss
-    whole = isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexShards))
+    whole = isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer))
     size = max(1, len(asked)) if whole else AT_ONCE
     parts = [index.search(asked[start:start + size], k) for start in range(0, len(asked), size)]
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
@@ -243,32 +241,23 @@ def opened(path, corpus, encoder):
         return searched(path, made)
     index = mapped(path)
     check(path, index, corpus, encoder)
-    if is_flat(index) and gpus():
-        return on_gpus(path, index)
-    if is_flat(index) and len(corpus) > SMALL:
-        say(f"{path}: a search compares all {len(corpus):,} vectors; python -m common.vectors --flat {path} "
-            "makes codes that need a thousandth of it")
     return index
 
 
 def manifest(folder):
     """How a folder's index is searched."""
-    try:
-        made = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        whole = made["complete"] is True and isinstance(made["spec"], str)
-        if whole and min(int(made["lists"]), int(made["candidates"])) > 0:
-            return made
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        pass
-    raise VectorsError(f"{folder}: no index, or one that is not finished ({MANIFEST}): run python -m "
-                       f"common.vectors --out {folder} (again)")
+    made = {}
+    if (folder / MANIFEST).exists():
+        made = read_json(folder / MANIFEST, dict)
+    if not made.get("complete"):
+        raise VectorsError(f"{folder}: no index, or one that is not finished ({MANIFEST}): run python -m "
+                           f"common.vectors --out {folder} (again)")
+    return made
 
 
 def searched(folder, made):
     import faiss
     vectors = mapped(folder / VECTORS)
-    if gpus():
-        return on_gpus(folder / VECTORS, vectors)
     if made["spec"] == FLAT:
         index = faiss.IndexFlatIP(vectors.d)
         for _, rows in pieces(folder / VECTORS, vectors, PIECE):
@@ -278,30 +267,7 @@ def searched(folder, made):
     if (codes.ntotal, codes.d) != (vectors.ntotal, vectors.d):
         raise VectorsError(f"{folder}: {codes.ntotal:,} codes for {vectors.ntotal:,} vectors: delete {CODES} "
                            "and run python -m common.vectors again")
-    return refined(codes, vectors, int(made["lists"]), int(made["candidates"]))
-
-
-def gpus():
-    """How many GPUs this FAISS sees; faiss-cpu sees none."""
-    import faiss
-    return getattr(faiss, "get_num_gpus", int)()
-
-
-def on_gpus(path, vectors):
-    """All vectors in fp16, divided among the GPUs, copied there piece by piece: 32 GB for 21 million."""
-    import faiss
-    share = -(-vectors.ntotal // gpus() // TO_GPU) * TO_GPU
-    parts = []
-    for start, rows in pieces(path, vectors, TO_GPU):
-        if start % share == 0:
-            resources, how = faiss.StandardGpuResources(), faiss.GpuIndexFlatConfig()
-            how.device, how.useFloat16 = start // share, True
-            parts.append(faiss.GpuIndexFlatIP(resources, vectors.d, how))
-        parts[-1].add(rows)
-    index = faiss.IndexShards(vectors.d, True, True)  # a thread per GPU; rows are numbered on
-    for part in parts:
-        index.add_shard(part)
-    return index
+    return refined(codes, vectors, made["lists"], made["candidates"])
 
 
 # ---------------------------------------------------------------- how it is made
@@ -368,12 +334,12 @@ def held_out(job, corpus):
     return [row["title"] or " ".join(row["text"].split()[:10]) for row in rows]
 
 
-def kept(corpus, encoder, spec="", folder=None):
+def kept(corpus, encoder, spec=""):
     """(its folder, the index) of a corpus, made once in the cache. spec: of FAISS's factory."""
     known_as = identity(corpus)
     spec = spec or spec_for(len(corpus))
     name = cache.key([known_as, encoder.weights, encoder.passage_prefix, MAX_TOKENS, spec])
-    out = Path(folder or cache.folder()) / f"dense-{name}"
+    out = cache.folder() / f"dense-{name}"
     if not (out / MANIFEST).exists() or not read_json(out / MANIFEST, dict).get("complete"):
         build(Build("", encoder.name, out, index=spec), corpus, encoder, known_as)
     return out, searched(out, manifest(out))

@@ -1,6 +1,5 @@
 """--retriever dense:MODEL: the passages whose vectors are nearest to a query's."""
 
-import threading
 from pathlib import Path
 
 from common import vectors
@@ -10,14 +9,13 @@ from common.vectors import sentences
 
 
 class DenseRetriever:
-    """Cosine similarity of sentence-transformers vectors in a FAISS index, on the GPUs if FAISS sees any.
+    """Cosine similarity of sentence-transformers vectors in a FAISS index.
 
     index: a file of FAISS or a folder of ours; else a string of FAISS's factory, by default one for
     the corpus's size, whose index is made once and kept in the cache."""
 
-    def __init__(self, corpus, model, index="", cache_dir=None):
+    def __init__(self, corpus, model, index=""):
         self.corpus = corpus
-        self.lock = threading.Lock()  # FAISS on a GPU knows one thread
         try:
             self.encoder = sentences.Encoder(model)
             self.path = Path(index).expanduser()
@@ -26,7 +24,7 @@ class DenseRetriever:
             elif "/" in index or index.endswith((".index", ".faiss")):
                 raise RetrieverError(f"{model}@{index}: no such file or folder")
             else:
-                self.path, self.index = vectors.kept(corpus, self.encoder, index, cache_dir)
+                self.path, self.index = vectors.kept(corpus, self.encoder, index)
         except UserError as error:
             raise RetrieverError(f"--retriever dense:{error}") from error
 
@@ -34,9 +32,8 @@ class DenseRetriever:
         """At most k passages a query, best first; an approximate index may find fewer."""
         if not len(queries):
             return []
-        with self.lock:
-            asked = self.encoder.queries(queries)
-            scores, ids = vectors.search(self.index, asked, min(k, len(self.corpus)))  # (queries, k)
+        asked = self.encoder.queries(queries)
+        scores, ids = vectors.search(self.index, asked, min(k, len(self.corpus)))  # (queries, k)
         results = []
         for row in zip(scores, ids, strict=True):
             found = [(score, int(i)) for score, i in zip(*row, strict=True) if i >= 0]

@@ -14,8 +14,8 @@ from common.passages import read
 def load_encoder(name):
     """One SentenceTransformer a content and process; a folder asks no network. Raises HubError.
 
-    Pooling and normalisation come from the model's own modules.json. A folder without one gets mean pooling,
-    or its first token where it holds a model of the bge family."""
+    Pooling and normalisation come from the model's own modules.json; a folder without one gets mean pooling.
+    """
     return _load_encoder(name, cache.digest(name))
 
 
@@ -35,9 +35,6 @@ def _load_encoder(name, content):
     except Exception as error:  # format errors of every kind have the same remedy
         raise HubError(f"{name}: the encoder did not load ({type(error).__name__}); "
                        "give a folder or a hub id with a sentence-transformers model") from error
-    bare = Path(found).is_dir() and not (Path(found) / "modules.json").exists()
-    if bare and _called(name).startswith("bge-"):
-        encoder[1].pooling_mode = "cls"
     if torch.cuda.is_available():
         encoder.half()
     return encoder
