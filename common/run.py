@@ -106,7 +106,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        recomputes = memory.check(cfg, source, frozen, trains)
+        recomputes = trains and memory.check(cfg, source, frozen)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
