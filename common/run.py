@@ -311,19 +311,18 @@ def check_engine(cfg, source, policy):
         raise models.ModelError(f"{source}: it has layers with a sliding window, or without full attention, "
                                 "which --engine transformers does not know: use --engine vllm")
     most = guards.DRIFT_LIMIT[coarsest_precision(cfg)]
-    remedy = f". Try --engine {other}"
-    with models.refusing_other_numbers(source, "sampling", policy.model, most, remedy) as compare:
-        policy.engine.sync(policy.model)
-        prompts = []
-        for text in PROBES:  # of which a tokenizer of words may know none
-            ids = chat.encode(policy.tokenizer, text, begins=True)[1]
-            prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
-        rows = rollout.run_agents(
-            map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
-        batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
-        with torch.no_grad():
-            found = models.token_logprobs(policy.model, batch)
-        compare([(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])])
+    policy.engine.sync(policy.model)
+    prompts = []
+    for text in PROBES:  # of which a tokenizer of words may know none
+        ids = chat.encode(policy.tokenizer, text, begins=True)[1]
+        prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
+    rows = rollout.run_agents(
+        map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
+    batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
+    with torch.no_grad():
+        found = models.token_logprobs(policy.model, batch)
+    pairs = [(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])]
+    models.refuse_other_numbers(source, "sampling", pairs, most, f". Try --engine {other}")
 
 
 def make_engine(cfg, model, tokenizer, trains=False):
