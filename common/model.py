@@ -1,6 +1,5 @@
 """The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
-import hashlib
 import math
 import random
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
-from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
@@ -104,8 +102,7 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
 def unmapped(model):
     """The model with weights of its own where they are a file's. PyTorch puts its own at multiples of 64
     bytes, and those of a file lie anywhere; a CPU then adds in another order, and a resumed run differs in
-    the last digits. And what is mapped cannot be deleted over NFS, when the next checkpoint takes its
-    place."""
+    the last digits. Nor can what is mapped be deleted over NFS, when the next checkpoint takes its place."""
     if model.device.type == "cpu":
         for p in model.parameters():
             p.data = p.data.clone()
@@ -209,13 +206,13 @@ def in_fp32(model):
 
 
 @torch.no_grad()
-def plain_logprobs(model, trajectory):
-    """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass: eager attention, in
-    the precision of its weights."""
+def plain_logprobs(model, *trajectories):
+    """log pi of the tokens after their prompts, (n,) fp32, by the model's own forward pass: eager attention,
+    in the precision of its weights."""
     model.eval()
     with attending(model, "eager"):
-        logprobs = plain_token_logprobs(model, [trajectory], vocabulary=model.vocabulary)
-    return logprobs[0, len(trajectory.prompt_ids):]
+        rows = [plain_token_logprobs(model, [t], vocabulary=model.vocabulary)[0] for t in trajectories]
+    return torch.cat([row[len(t.prompt_ids):] for row, t in zip(rows, trajectories, strict=True)])
 
 
 def probe_ids(tokenizer, n, seed):
@@ -245,15 +242,14 @@ def check_training_pass(name, model, tokenizer):
     with in_fp32(model), attending(model, "sdpa"), torch.enable_grad():
         batch = rollout.collate(rows, model.shares_prefixes).to(model.device)
         found = token_logprobs(model, batch).detach()
-        masks = batch.response_mask
-        pairs = [(plain_logprobs(model, row), found[i][masks[i]]) for i, row in enumerate(rows)]
-    refuse_other_numbers(name, "training", pairs)
+        own = plain_logprobs(model, *rows)
+    refuse_other_numbers(name, "training", own, found[batch.response_mask])
 
 
-def refuse_other_numbers(name, what, pairs, most=SAME, remedy=""):
-    """ModelError where [(the model's own log-probs, those of `what`)] differ by more than `most` nats on
+def refuse_other_numbers(name, what, own, other, most=SAME, remedy=""):
+    """ModelError where the model's own log-probs and those of `what` differ by more than `most` nats on
     average."""
-    apart = torch.cat([(own - other).abs() for own, other in pairs]).mean().item()
+    apart = (own - other).abs().mean().item()
     if not apart <= most:
         raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
                          f"{apart:.2g} nats on average ({most:g} is rounding): it has parts that {what} does "
@@ -285,10 +281,9 @@ def end_of_sequence(model, tokenizer):
 
 
 def describe(name, model):
-    """One line: size, place, and GB of weights."""
-    held = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}, {held / 1e9:.2f} GB"
+    """One line: size and place."""
+    trained = model.num_parameters(only_trainable=True)
+    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}"
     if trained < model.num_parameters():
         line += f", {trained / 1e6:,.2f} M of them are trained"
     if not model.shares_prefixes:
@@ -372,10 +367,11 @@ def token_logprobs(model, batch, temperature=1.0, hidden=None):
 
 def turn_logprobs(model, batch, temperature=1.0, hidden=None):
     """token_logprobs, and on CUDA their sums over the batch's K distinct turns, (K,); elsewhere None."""
-    if model.device.type == "cpu":
-        return token_logprobs(model, batch, temperature, hidden), None
     found = _of_sampled(model, batch, temperature, hidden)
-    return by_token(found.logprobs, batch), found.turn_sums
+    turn_sums = found.turn_sums
+    if model.device.type == "cpu":
+        turn_sums = None
+    return by_token(found.logprobs, batch), turn_sums
 
 
 @torch.no_grad()
@@ -428,20 +424,18 @@ def folded(source, out):
     adapters = Path(source) / "adapter_model.safetensors"
     if not adapters.exists():
         return source
-    digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
 
     def write(folder):
         model, tokenizer = load_policy(source)
         rows = probe(tokenizer)
-        before = [plain_logprobs(model, row) for row in rows]
+        before = plain_logprobs(model, *rows)
         merged = model.merge_and_unload()
         merged.vocabulary = model.vocabulary
-        after = [plain_logprobs(merged, row) for row in rows]
-        refuse_other_numbers(source, "folding of adapters", zip(before, after, strict=True))
+        refuse_other_numbers(source, "folding of adapters", before, plain_logprobs(merged, *rows))
         merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return cache.made_once(Path(f"{out}-{digest}"), write)
+    return cache.made_once(Path(f"{out}-{cache.digest(adapters)}"), write)
 
 
 # ---------------------------------------------------------------- reference

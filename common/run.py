@@ -321,8 +321,9 @@ def check_engine(cfg, source, policy):
     batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
     with torch.no_grad():
         found = models.token_logprobs(policy.model, batch)
-    pairs = [(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])]
-    models.refuse_other_numbers(source, "sampling", pairs, most, f". Try --engine {other}")
+    sampled = batch.response_mask
+    models.refuse_other_numbers(source, "sampling", found[sampled], batch.rollout_logprobs[sampled], most,
+                                f". Try --engine {other}")
 
 
 def make_engine(cfg, model, tokenizer, trains=False):

@@ -16,7 +16,7 @@ from common.engine import TransformersEngine
 from common.gpu import vllm_engine
 from common.rollout import Trajectory, Turn
 from common.world import tiny
-from tests.conftest import NEEDS_VLLM, needs_cuda, needs_vllm
+from tests.conftest import needs_cuda, needs_vllm
 
 pytestmark = [needs_cuda, pytest.mark.usefixtures("the_device_is_there_for_what_compiles")]
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,14 +243,13 @@ def test_a_step_with_8_bit_adam_and_its_checkpoint(folder, tmp_path):
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(restored.state[q][key])), (name, key)
 
 
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=NEEDS_VLLM)])
 @pytest.mark.parametrize("script", ["at2po.py", "bi_rar.py", "mygo_mujica.py", "omne_r1.py"])
-def test_a_script_trains_on_the_gpu(script, engine, tmp_path):
+def test_a_script_trains_on_the_gpu(script, tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def run(*more):
         command = [sys.executable, script, *more, "--steps", "2", "--warmup-steps", "25", "--eval-limit", "8",
-                   "--questions-per-step", "4", "--out", str(tmp_path), "--engine", engine]
+                   "--questions-per-step", "4", "--out", str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
         return done.stdout

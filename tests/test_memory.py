@@ -91,7 +91,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*x*.args"))  # small-*.args name no mo
 
 
 def fits(model, cfg, room, device="cuda", **how):
-    """In an update that computes activations again, roughly, and in a rollout of a sampler with own weights."""
+    """In an update that computes activations again, roughly, and in a rollout with a sampler's weights."""
     held, gradients = memory.count(model, cfg, device, **how)
     config = model.config
     update = gradients + 6 * cfg.micro_tokens * config.num_hidden_layers * config.hidden_size

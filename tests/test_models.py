@@ -16,7 +16,7 @@ import mygo_mujica
 from common import chat, checkpoint, model, rollout, run, training
 from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
-from common.gpu.vllm_engine import own_parameters, policy_weights, refuse_other_adapters
+from common.gpu.vllm_engine import own_parameters, policy_weights
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_tokenizer
 
@@ -267,22 +267,12 @@ def adapter_folder(tmp_path, kind, settings, **base):
 def test_what_vllm_is_handed_is_peft_s_own_merge(kind, how, tmp_path):
     folder = saved(tmp_path, kind, **(EXPERTS if kind != "llama" else {}), tie_word_embeddings=False)
     adapted = adapted_from(folder, **{"lora_alpha": 8, "target_modules": "all-linear"} | how)
-    refuse_other_adapters(adapted)
     handed_over = {name: weight.clone() for name, weight in policy_weights(adapted)}
     assert list(handed_over) == list(own_parameters(adapted))
     merged = dict(copy.deepcopy(adapted).merge_and_unload().named_parameters())
     assert handed_over.keys() == merged.keys()
     for name, weight in merged.items():
         torch.testing.assert_close(handed_over[name], weight, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("how", [
-    dict(trainable_token_indices=[1, 2]), dict(lora_bias=True), dict(use_dora=True),
-    dict(modules_to_save=["lm_head"])], ids=str)
-def test_adapters_that_cannot_be_handed_over_are_refused(how, tmp_path):
-    adapted = adapted_from(saved(tmp_path, "llama"), target_modules=["q_proj"], **how)
-    with pytest.raises(ModelError, match="use --engine transformers"):
-        refuse_other_adapters(adapted)
 
 
 # ---- the tokenizer's ids, and no others
@@ -344,7 +334,8 @@ def test_the_model_of_a_run_folder_is_its_checkpoint(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert model.find_model(str(tmp_path)) == str(tmp_path)
     policy, tokens = model.load_policy(saved(tmp_path / "small", "qwen3"))
-    checkpoint.save(tmp_path / "checkpoint", policy, tokens, training.make_optimizer(policy, 1.0), {"step": 1})
+    optimizer = training.make_optimizer(policy, 1e-3)
+    checkpoint.save(tmp_path / "checkpoint", policy, tokens, optimizer, {"step": 1})
     assert model.find_model(str(tmp_path)) == str(tmp_path / "checkpoint")
 
 
@@ -404,7 +395,7 @@ def test_adapters_are_folded_where_that_changes_nothing(target, tied, refused, t
 def test_what_is_not_trained_is_told_without_its_optimizer(tmp_path, capsys):
     policy_of(saved(tmp_path, "qwen3"))
     said = capsys.readouterr().out
-    assert "M weights on cpu, " in said and "optimizer" not in said and "to train" not in said
+    assert "M weights on cpu" in said and "optimizer" not in said and "to train" not in said
 
 
 def test_a_head_in_bf16_takes_the_faster_road_on_a_cpu_with_the_same_numbers(tmp_path, monkeypatch):

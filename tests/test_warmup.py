@@ -14,7 +14,6 @@ import mygo_mujica
 import omne_r1
 from common import data, guards, retriever, training
 from common import model as models
-from common.checkpoint import ModelError
 from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
 from common.warmup import demonstrations, warmup
