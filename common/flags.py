@@ -73,7 +73,8 @@ class PolicyFlags(Flags):
     warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
     lr_warmup: float = 0.0        # share of the training steps over which the learning rate rises
 
-    # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
+    # what samples; auto = vllm where CUDA and vLLM are, but not in the embedded world; a run keeps its own,
+    # since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -138,8 +139,8 @@ def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=Non
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
     ones."""
     if isinstance(cfg, PolicyFlags) and cfg.engine == "auto":
-        on_gpu = torch.cuda.is_available() and has_vllm()
-        cfg = replace(cfg, engine="vllm" if on_gpu else "transformers")
+        wants_vllm = torch.cuda.is_available() and has_vllm() and cfg.data != "world"
+        cfg = replace(cfg, engine="vllm" if wants_vllm else "transformers")
     check_numbers(cfg, (*MAY_BE_ZERO, *may_be_zero.split()), (*ABOVE_ZERO, *above_zero.split()), least or {})
     if isinstance(cfg, PolicyFlags):
         check_policy(cfg)

@@ -101,7 +101,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        recomputes = memory.check(cfg, source, frozen, trains)
+        recomputes = trains and memory.check(cfg, source, frozen)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
@@ -112,6 +112,7 @@ class Run:
         policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
         if trains and whole:
             distributed.shard(model)
+        check_engine(cfg, source, policy)
         policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
         return policy
 
@@ -270,6 +271,39 @@ def say_what_was_read(rows, tokenizer):
 
 
 # ---------------------------------------------------------------- engines
+
+# bf16 is compared with bf16, and on text: on random ids it differs from itself by more (SmolLM2, Qwen2.5)
+PROBES = ("The sky is blue because", "Marie Curie was born in Warsaw and moved to Paris in 1891, where she")
+
+
+def check_engine(cfg, source, policy):
+    """Refuses a model whose log-probs the engine computes otherwise than training (which load_policy has
+    compared with the model's own forward pass): two rows of different length, two turns of eight tokens, the
+    second on what is kept of the first."""
+    async def two_turns(prompt_ids):
+        turns = []
+        for seed in range(2):
+            context = rollout.context_ids(prompt_ids, turns)
+            g = await policy.engine.generate(context, stop=(), max_tokens=8, temperature=1.0, seed=seed)
+            turns.append(rollout.Turn(g.token_ids, g.logprobs, g.stop_reason, ""))
+        return rollout.Trajectory("", prompt_ids, turns)
+
+    other = "transformers" if cfg.engine == "vllm" else "vllm"
+    most = guards.DRIFT_LIMIT[coarsest_precision(cfg)]
+    policy.engine.sync(policy.model)
+    prompts = []
+    for text in PROBES:  # of which a tokenizer of words may know none
+        ids = chat.encode(policy.tokenizer, text, begins=True)[1]
+        prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
+    rows = rollout.run_agents(
+        map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
+    batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
+    with torch.no_grad():
+        found = models.token_logprobs(policy.model, batch)
+    sampled = batch.response_mask
+    models.refuse_other_numbers(source, "sampling", found[sampled], batch.rollout_logprobs[sampled], most,
+                                f". Try --engine {other}")
+
 
 def make_engine(cfg, model, tokenizer, trains=False):
     """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,

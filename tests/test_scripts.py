@@ -487,7 +487,6 @@ def test_what_can_be_refused_is_so_before_data_are_read(tmp_path, monkeypatch, q
         ("exists: choose another --name", ["--model", qwen]),
         ("was started with", ["--model", qwen, "--resume"]),
         ("no such folder here", ["--model", "nothere", "--name", "b"]),
-        ("without config.json", ["--model", tmp_path, "--name", "b"]),
         ("no such folder here", ["--model", "nothere", "--ask", "Who?"])):
         refuse(message, *stage, "--name", "a", "--out", tmp_path, *flags, script=script)
 
