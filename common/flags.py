@@ -5,22 +5,27 @@
         steps: int = 240      # training steps | sec. 5.1
 
 --help shows a field's comment. Behind the bar stands who set the default: the paper's section or the
-authors' code.
+authors' code; what has no bar, or "ours" behind it, stands in the last group.
 """
 
+import dataclasses
 import importlib.util
 import itertools
 import math
 import re
 import shlex
+import shutil
+import signal
 import sys
+import textwrap
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 import tyro
+from tyro._docstrings import get_field_docstring
 
 from common import distributed
 from common.rollout import stable_seed
@@ -178,6 +183,8 @@ def check_policy(cfg):
          "is for --model, --checkpoint or --policy with --data; the world's tiny policy has its own"),
         (world and cfg.warmup_data, "warmup_data",
          "is for --model and --data FILE; the world's tiny policy has its own"),
+        (cfg.engine == "vllm" and not has_vllm(), "engine",
+         "vLLM is not installed here; pip install -r requirements-gpu.txt, or use --engine transformers"),
         (cfg.collect and (not cfg.eval_only or cfg.ask), "collect", "goes with --eval-only, without --ask"),
         (cfg.collect and world, "collect",
          "is for --data FILE; the embedded world has demonstrations of its own"),
@@ -242,13 +249,19 @@ def parse(script, config, docstring, argv=None, own=None, ends_world=("--model",
     embedded world, where no other --data and none of `ends_world` is given, those of recipes/world.toml stand
     over them. own(given, in_world) -> {field: default}: stands over both."""
     argv, given = given_flags(argv)
-    default = config()
+    paper = default = config()
     in_world = given.get("--data", "world") == "world" and not given.keys() & set(ends_world)
     if in_world:
         default = replace(default, **world_defaults(script, given.get("--world")))
     if own:
+        paper = replace(paper, **own(given, False))
         default = replace(default, **own(given, in_world))
-    return tyro.cli(config, default=default, args=argv, description=docstring)
+    if {"-h", "--help"} & set(argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
+        print(help_of(default, paper, docstring))
+        sys.exit()
+    typed[:] = argv
+    return tyro.cli(config, default=default, args=argv)
 
 
 def world_defaults(script, level=None):
@@ -260,3 +273,88 @@ def world_defaults(script, level=None):
         found |= hard
     return found
 
+
+typed = []  # the flags that this program was started with
+
+
+def command(script, without=(), **given):
+    """A command line that can be pasted: this program's, without some flags and with others.
+
+    >>> typed[:] = "--data a.jsonl --eval-only --lr=1 --name x".split()
+    >>> print(command("at2po", ["eval_only", "lr"], name="y", ask="Who is it?"))
+    python at2po.py --data a.jsonl --name y --ask 'Who is it?'
+    """
+    groups = []  # a flag with its values
+    for word in typed:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    words = ["python", f"{script}.py"]
+    for flag, *values in groups:
+        name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+        if name not in (*without, *given):
+            words += [flag, *values]
+    for name, value in given.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+# ---------------------------------------------------------------- --help
+
+PAPER = "The paper's settings (behind the bar: where it says so, or whose code)"
+DATA = "Data and search"
+MACHINE = "Model and training machine"
+RUN = "Run folder and evaluation"
+OURS = "Stages, baselines, and what the paper leaves open"
+OF_DATA = ("data", "eval_data", "limit", "skip_bad", "world", "world_scale", "corpus", "retriever")
+OF_RUN = ("eval_limit", "eval_every", "save_every", "log", "seed", "name", "out", "resume", "eval_only",
+          "ask", "collect")
+
+
+def group_of(name, words):
+    """The group of a flag that has these words."""
+    _, bar, source = words.rpartition("|")
+    if name in OF_DATA:
+        return DATA
+    if name in OF_RUN:
+        return RUN
+    if bar and not source.strip().startswith("ours"):
+        return PAPER
+    return MACHINE if name in (f.name for f in dataclasses.fields(PolicyFlags)) else OURS
+
+
+def help_of(default, paper, docstring):
+    """What --help prints: the commands of a script's docstring and its flags in five groups."""
+    title, *rest = docstring.strip().split("\n")
+    from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
+    commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
+    groups = {group: [] for group in (PAPER, DATA, MACHINE, RUN, OURS)}
+    hints = get_type_hints(type(paper))
+    for f in dataclasses.fields(paper):
+        words = " ".join(get_field_docstring(type(paper), f.name, ()).split())
+        flag, values = f"--{f.name.replace('_', '-')}", [getattr(of, f.name) for of in (paper, default)]
+        if hints[f.name] is bool:
+            flag = flag.replace("--", "--[no-]", 1)
+            values = [("no", "yes")[value] for value in values]
+        value, in_world = (value if value != "" else "''" for value in values)
+        flag += f" {value}"
+        if in_world != value:
+            flag += f" [{in_world}]"
+        group = group_of(f.name, words)
+        choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
+        if not all(re.search(rf"\b{re.escape(choice)}", words) for choice in choices):
+            words += f" ({', '.join(choices)})"
+        groups[group] += flag_lines(flag, words)
+    lines = [title, *commands, "", "flag, its value in the paper [in the embedded world, without --model]"]
+    for group, flags in groups.items():
+        lines += ["", group, *flags]
+    return "\n".join(lines)
+
+
+def flag_lines(flag, words):
+    """A flag and its words in two columns."""
+    width = min(110, shutil.get_terminal_size((110, 0)).columns)
+    first, *others = textwrap.wrap(words, max(30, width - 31))
+    if len(flag) > 27:
+        return [f"  {flag}", *(f"{'':31}{line}" for line in (first, *others))]
+    return [f"  {flag:27}  {first}", *(f"{'':31}{line}" for line in others)]

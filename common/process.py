@@ -1,6 +1,6 @@
 """How a program of this project begins and ends. Imported before torch, which reads its thread settings once.
 
-    from common import process      # threads
+    from common import process      # threads; Ctrl-C during the imports below is one line
     …
     with process.ends_cleanly(errors, saved): …      # in main: an error is one line; Ctrl-C 130, SIGTERM 143
 
@@ -58,6 +58,12 @@ def settle_threads():
     return f"{taken} of {cores} cores are busy with other work" if taken else ""
 
 
+def _leave_at_once(number, _):
+    """Ctrl-C while modules are still being imported: there is nothing to close yet."""
+    os.write(2, b"interrupted; nothing was begun\n")
+    os._exit(128 + number)
+
+
 def _terminate(*_):
     raise Terminated
 
@@ -67,6 +73,8 @@ def ends_cleanly(errors, saved=str):
     """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what
     saved() says is kept."""
     before = signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is _leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except errors as error:
@@ -85,3 +93,5 @@ program = Path(sys.argv[0])
 project = Path(__file__).resolve().parents[1]
 if program.is_file() and program.resolve().parent == project:  # a script, not a test or a notebook
     settled = settle_threads()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell wants it for jobs behind it
+        signal.signal(signal.SIGINT, _leave_at_once)

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, guards, metrics, process, rollout
+from common import chat, checkpoint, distributed, flags, guards, metrics, process, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -37,7 +37,9 @@ from common.files import (
     UserError,
     clock,
     console,
+    one_line,
     plain,
+    read_evaluations,
     read_json,
     read_jsonl,
     say,
@@ -419,13 +421,31 @@ def program(one_process=False):
         distributed.once(tell_what_next)
 
 
+# flags of a run that a question to its checkpoint does without
+OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps", "name",
+               "resume", "eval_only", "collect")
+
+
 def tell_what_next():
     """The last lines on the terminal: commands to paste."""
-    done = [str(f.path) for f in opened if (f.path / "trajectories.html").exists()]
-    if done:
-        say(f"Next: python -m webbrowser {shlex.quote(done[-1])}/trajectories.html")
+    done = [f for f in opened if (f.path / "trajectories.html").exists()]
+    if not done:
+        return
+    last = done[-1]
+    say(f"Next: python -m webbrowser {shlex.quote(str(last.path))}/trajectories.html")
+    saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
+    answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
+    best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
+    if saved and best.get("question"):
+        greedy = {}
+        if "eval_temperature" in last.config:
+            greedy = {"eval_temperature": 0}
+        script, weights = last.path.parent.name, saved[-1] / "checkpoint"
+        asked = flags.command(script, OF_TRAINING, checkpoint=weights, **greedy,
+                              ask=one_line(best["question"]))
+        say(f"      {asked}  # gold: {one_line(', '.join(map(str, best.get('gold', []))))}")
     if len(done) > 1:
-        say(f"      python -m common.report {shlex.join(done)}")
+        say(f"      python -m common.report {shlex.join(str(f.path) for f in done)}")
 
 
 def what_is_saved():

@@ -102,6 +102,15 @@ def test_a_library_import_changes_neither_handlers_nor_threads():
 
 # ---- Ctrl-C and SIGTERM
 
+def test_ctrl_c_during_the_imports_is_one_line_and_130(tmp_path):
+    running = started("at2po.py", "--out", tmp_path)
+    while "libtorch" not in Path(f"/proc/{running.pid}/maps").read_text():  # then much is left to import
+        time.sleep(.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate()
+    assert running.returncode == 130 and "Traceback" not in said and said.startswith("interrupted")
+
+
 @pytest.mark.parametrize("sent, code, word", [
     (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
 def test_stopping_a_run_says_what_is_saved_and_how_to_go_on(tmp_path, sent, code, word):
@@ -126,17 +135,34 @@ def test_handlers_are_put_back_and_errors_are_one_line():
 
 # ---- flags
 
-@pytest.mark.parametrize("script", SCRIPTS.values())
-def test_help_has_the_commands_and_every_flag_with_its_words(script, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def help_of(script, capsys):
+    before = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(SystemExit):
         script.parse_args(["--help"])
-    shown = capsys.readouterr().out.replace("│\n│", "")
-    assert f"python {script.__name__}.py" in shown
+    signal.signal(signal.SIGPIPE, before)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values())
+def test_every_flag_stands_in_a_group_with_words(script, capsys):
+    whole = help_of(script, capsys)
+    *_, shown = whole.split("without --model]\n")
     for f in dataclasses.fields(script.Config):
         flag = re.escape(f.name.replace("_", "-"))
-        words = re.search(rf"--{flag}(?:, --no-\S+)? [^│]*?\s([^│]+\(default: [^│]*)", shown)
-        assert words and len(words[1]) > 14, f.name
+        words = re.findall(rf"^  --(?:\[no-\])?{flag} \S+(?: \[\S*\])?\s\s+(\S.*)", shown, re.M)
+        assert len(words) == 1 and len(words[0]) > 4 and "----" not in words[0], f.name
+        assert not re.match(r"\||sec\.|Table|App|authors|ours", words[0]), f"{f.name}: a citation for words"
+    titles = re.findall(r"^\w.*", shown, re.M)
+    assert titles == [flags.PAPER, flags.DATA, flags.MACHINE, flags.RUN, flags.OURS]
+    before, _, after = whole.partition(f"\n{flags.DATA}\n")
+    assert before.count("\n") <= 60 and "  --lr " in before and "  --seed " in after
+
+
+def test_help_shows_the_papers_numbers_beside_the_world_s(capsys):
+    shown = help_of(at2po, capsys)
+    assert re.search(r"--steps 240 \[60\] +training steps \| sec\. 5\.1", shown)
+    assert re.search(r"--\[no-\]stop-at-answer no \[yes\]\s", shown)
+    assert "python at2po.py --model Qwen/Qwen3-4B" in shown
 
 
 def test_the_size_of_the_world_is_not_called_as_torchrun_calls_its_processes(capsys):

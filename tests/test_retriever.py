@@ -288,7 +288,7 @@ def test_a_count_of_null_or_0_is_the_default(post, path, asked, count):
 
 
 class Slow:
-    """Answers a query with its own text, the later the more."""
+    """Answers a query with its own text, the later the more; one that says "bad" spoils its call."""
 
     def __init__(self):
         self.calls = []
@@ -298,6 +298,8 @@ class Slow:
         self.calls.append(list(queries))
         self.go.wait(60)
         time.sleep(.03)
+        if "bad" in queries:
+            raise RetrieverError("bad")
         return [[retriever.Passage(q, q, f"{q} {k}")] * k for q in queries]
 
 
@@ -325,6 +327,13 @@ def test_requests_that_wait_are_searched_for_in_one_call_each_with_its_answer():
     for (queries, k), answer in zip(requests, answers, strict=True):
         assert [[p.text for p in hits] for hits in answer] == [[f"{q} {k}"] * k for q in queries]
     assert slow.calls[1] == [q for queries, k in requests[1:] if k == 2 for q in queries]  # in their order
+
+
+def test_one_bad_request_among_those_that_wait_costs_no_other_its_answer():
+    requests = [([word, f"{n}"], 1) for n, word in enumerate(["a", "b", "bad", "c", "bad", "d"])]
+    answers = asked_at_once(Slow(), requests)
+    assert [str(a) if isinstance(a, RetrieverError) else ids(a)[0][0] for a in answers] == [
+        "a", "b", "bad", "c", "bad", "d"]
 
 
 def test_64_clients_at_once_get_few_calls_and_right_answers():

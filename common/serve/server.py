@@ -96,9 +96,12 @@ class Joined:
         together = [query for queries, _ in taken for query in queries]
         try:
             found = await asyncio.to_thread(self.retriever.search, together, k)
-        except Exception as error:  # reaches all that wait for it
-            for _, answer in taken:
-                answer.set_exception(error)
+        except Exception as error:  # one bad request must not cost the others their answers
+            if len(taken) == 1:
+                taken[0][1].set_exception(error)
+                return
+            for one in taken:
+                await self._answer([one], k)
             return
         for queries, answer in taken:
             if not answer.done():  # (the server may be ending)
