@@ -79,8 +79,10 @@ def drawn(pictures, monkeypatch):
 
 # the longest first, so that two workers end together
 LONGEST = (
-    "test_scripts", "test_mygo_mujica", "test_learning", "test_distributed", "test_askit", "test_omne_r1",
-    "test_kernels", "test_bi_rar", "test_memory", "test_hard", "test_tiny", "test_process", "test_report")
+    "test_mygo_mujica", "test_omne_r1", "test_distributed", "test_kernels", "test_scripts", "test_models",
+    "test_bi_rar", "test_askit", "test_learning", "test_tiny", "test_results", "test_process", "test_report",
+    "test_notebook", "test_warmup", "test_ladder", "test_retriever", "test_engine", "test_synthesis",
+    "test_house")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -261,19 +261,9 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, spoilt):
         assert abs(weights[name] - skipped[name]).max() < 1e-5
 
 
-def test_a_run_of_at2po_is_that_of_one_process(pair, tmp_path):
-    """By GRPO, of adapters; the run of the next test is ATPO's."""
-    args = [*SMALL, *TREES, "--lora", 4, "--loss", "grpo", "--steps", 2, "--name", "a"]
-    play("at2po", *args, "--out", tmp_path / "one")
-    pair(play, "at2po", *args, "--out", tmp_path / "two")
-    rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
-    assert sum(r["train/updates"] for r in rows) == 8  # two steps, two mini-batches, two passes
-    assert (tmp_path / "two/at2po/a/trajectories.html").exists()
-
-
-@pytest.mark.parametrize("lora", [0, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
-    args = [*SMALL, *TREES, "--lora", lora, "--save-every", "1", "--name", "a"]
+@pytest.mark.parametrize("lora, loss", [(0, "atpo"), pytest.param(4, "grpo", marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora, loss):
+    args = [*SMALL, *TREES, "--lora", lora, "--loss", loss, "--save-every", "1", "--name", "a"]
     play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")
     args += ["--out", tmp_path / "two"]
     pair(play, "at2po", *args, "--steps", 1)
@@ -283,7 +273,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora):
     play("at2po", *args, "--steps", 2, "--resume")
     assert (tmp_path / "two/at2po/a/checkpoint/optimizer.safetensors").exists()
     pair(play, "at2po", *args, "--steps", 3, "--resume")
-    same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
+    rows = same_run(tmp_path / "one/at2po/a", tmp_path / "two/at2po/a")
+    assert sum(r["train/updates"] for r in rows) == 12  # three steps, two mini-batches, two passes
+    assert (tmp_path / "two/at2po/a/trajectories.html").exists()
 
 
 OTHERS = {
@@ -291,8 +283,8 @@ OTHERS = {
               "--explain-limit 3 --kl-coef .01",
     "mygo_mujica": "--envs text --stage all --sft-trajectories 4 --sft-epochs 1 --max-attempts 4 "
                    "--max-turn 20 --max-rounds 2",
-    "omne_r1": "--stage ppo --group-size 3 --max-turn 12 --kl-coef .01"}
-SFT = "--stage sft --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 12".split()
+    "omne_r1": "--stage ppo --per-graph 8 --group-size 3 --max-turn 12 --kl-coef .01"}
+SFT = "--stage sft --per-graph 8 --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 12".split()
 
 
 @pytest.mark.parametrize("script", OTHERS)

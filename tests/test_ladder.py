@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -14,7 +13,6 @@ from common import ladder, metrics
 from common.files import RunError
 from common.report import mean_along
 from common.report.__main__ import compare
-from tests.conftest import ROOT
 from tests.test_report import make_run
 
 
@@ -224,30 +222,3 @@ def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
     for c in configs.values():
         assert c.lr == (1e-4 if c.loss in at2po.baselines.TOKEN_RATIOS else 2e-4)
     assert recipe.get("minus", "AT2PO") in flags
-
-
-def test_the_committed_runs_give_the_printed_table(tmp_path):
-    """Numbers of results/notes/at2po.md, which an older program printed."""
-    recipe = ladder.read_tables("at2po")["table1"]
-    folders = {}
-    for seed in range(5):
-        _, found = ladder.jobs_of(recipe, ROOT / "results/hard/at2po", "tables", seed, [])
-        for label, folder in found.items():
-            folders.setdefault(label, {})[seed] = folder
-    ladder.show(tmp_path / "new/x", "x", recipe, folders)
-    lines = {line["method"]: line for line in lines_of(tmp_path / "new/x-table.json")}
-    assert len(lines) == 5
-    page = (ROOT / "results/notes/at2po.md").read_text().split("Table 1, second level")[1]
-    for label, row in (("ReAct", "ReAct (start)"), ("random tree, GRPO", "random tree, GRPO, 1e-4"),
-                       ("random tree, ATPO", "random tree, ATPO, 2e-4"),
-                       ("+ entropy expansion", "+ entropy expansion"), ("AT2PO", "+ turn credit: AT2PO")):
-        now = lines[label]
-        cells = re.search(rf"^\| {re.escape(row)} \| (.*) \|$", page, re.MULTILINE)[1].split(" | ")
-        numbers = [now["paper"], now["EM by seed"].replace("0.", "."), now["EM"][1:5]]
-        assert cells[:3] == numbers, label
-        if label not in ("ReAct", "random tree, GRPO"):
-            for cell, column in ((cells[3], "by seed"), (cells[4], "along the run minus")):
-                ours, theirs = (map(float, re.findall(r"[+-][.\d]+", text)) for text in (now[column], cell))
-                assert all(abs(a - b) < .0011 for a, b in zip(ours, theirs, strict=True)), (label, column)
-            printed = [now[column].lstrip("0") for column in ("clip", "entropy", "format")]
-            assert [cells[5], *cells[7:9]] == printed

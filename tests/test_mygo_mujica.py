@@ -780,24 +780,23 @@ def predictions(folder, name="test"):
 
 
 @pytest.mark.slow
-def test_mygo_learns_in_text_and_graph(tmp_path):
-    """Bounds: start policies of 840, 900 and 960 warm-up steps had few-shot EM .14 to .29; the intervals of
-    the gains over it began at .07 (warm-up) and .08 (MyGO) or above, and MyGO had 2 to 14 of 200 more right
-    than the warm-up, which so few iterations do not decide."""
+def test_warm_up_and_mygo_learn(tmp_path):
+    """Bounds: with seeds 0, 1 and 2 few-shot EM was .21 to .24, and the gains over it .12 to .24 by the
+    warm-up (lower ends of the intervals .04 to .16), .18 to .26 by MyGO (.10 to .18), between which so few
+    iterations do not decide."""
     flags = (
-        "--envs text,kg --eval-limit 200 --steps 5 --questions-per-step 48 --sft-trajectories 150 "
+        "--envs text --eval-limit 120 --steps 3 --questions-per-step 24 --sft-trajectories 60 "
         "--sft-epochs 2").split()
     m.main([*flags, "--out", str(tmp_path)])
-    for env in ("text", "kg"):
-        few, warm, learned = (
-            [p["em"] for p in predictions(tmp_path / f"mygo_mujica/seed0-{env}-{stage}")]
-            for stage in ("few-shot", "warm-up", "mygo"))
-        assert 0.05 < sum(few) / len(few) < 0.5  # room to learn
-        assert metrics.bootstrap_interval(np.subtract(warm, few))[1] > 0
-        assert metrics.bootstrap_interval(np.subtract(learned, few))[1] > 0.03
-        assert sum(learned) - sum(warm) > -10
-        steps = rows(tmp_path / f"mygo_mujica/seed0-{env}-mygo")
-        assert not any(v for r in steps for k, v in r.items() if k.startswith("guard/"))
+    few, warm, learned = (
+        [p["em"] for p in predictions(tmp_path / f"mygo_mujica/seed0-text-{stage}")]
+        for stage in ("few-shot", "warm-up", "mygo"))
+    assert 0.05 < sum(few) / len(few) < 0.5  # room to learn
+    assert metrics.bootstrap_interval(np.subtract(warm, few))[1] > 0
+    assert metrics.bootstrap_interval(np.subtract(learned, few))[1] > 0.03
+    assert sum(learned) - sum(warm) > -10
+    steps = rows(tmp_path / "mygo_mujica/seed0-text-mygo")
+    assert not any(v for r in steps for k, v in r.items() if k.startswith("guard/"))
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():

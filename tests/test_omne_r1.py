@@ -789,7 +789,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
     rare = {graphs.spoken(relation) for relation in graphs.RARE}
 
     def share(split, domains):
-        place = graph_questions.world_task(CFG, tmp_path, split, domains, CFG.per_graph)
+        place = graph_questions.world_task(CFG, tmp_path, split, domains, 100)
         return rollout.mean(bool({edge[1] for edge in q.evidences} & rare) for q in place.questions)
 
     assert .01 < share("train", graph_questions.TRAINED_DOMAINS) < .02
