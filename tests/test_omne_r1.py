@@ -727,9 +727,9 @@ SAID = [{"from": "human", "value": "?"}, {"from": "gpt", "value": ANSWER}]
 
 @pytest.mark.parametrize("more, words", [
     ({}, ""),
-    ({"conversations": [*SAID, SAID[1]]}, "line 1: .*human, gpt, gpt"),
+    ({"conversations": [*SAID, SAID[1]]}, "line 1: .*human, gpt, observation"),
     ({"conversations": [SAID[0], SAID[1] | {"value": " "}]}, "line 1: .*blank"),
-    ({"conversations": [SAID[0], SAID[1] | {"from": ["gpt"]}]}, "line 1: .*human, ..gpt"),
+    ({"conversations": [SAID[0], SAID[1] | {"from": ["gpt"]}]}, "line 1: .*human, gpt, observation"),
     ({"source": [1]}, "row 1: a source"),
     ({"script": "at2po", "system": "s", "graph_type": None}, "row 1: a graph_type"),
 ])

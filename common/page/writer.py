@@ -47,7 +47,6 @@ def write_page(folder, how_far=""):
     sides = {"before training": evaluations(folder, "before"), "after training": evaluations(folder)}
     evaluated = [row["step"] for row in rows if "eval/em" in row]
     if evaluated and not sides["after training"]:
-        sides["after training"] = {}
         sides[f"after step {evaluated[-1]}"] = evaluations(folder, f"step{evaluated[-1]}")
     samples = read_jsonl(folder / "samples.jsonl")
     groups = [{"": g} for g in samples if g.get("nodes") and g.get("trajectories")]
@@ -60,10 +59,7 @@ def write_page(folder, how_far=""):
         s = result["summary"]
         if "em" in s:
             summaries.append(f"{name} EM {interval(s)} n {s.get('n', 0)}")
-        of_set = {}
-        for when, found in sides.items():
-            if name in found:
-                of_set[when] = found[name]["predictions"]
+        of_set = {when: found[name]["predictions"] for when, found in sides.items() if name in found}
         sets.append((name, paired(of_set), QUESTIONS))
     if rows:
         summaries.append(f"after step {rows[-1]['step']}")
@@ -102,16 +98,11 @@ def paired(sides):
     """[{side: its prediction}] of the questions that {side: predictions} have in common, by id and words."""
     by_id = {}
     for name, predictions in sides.items():
-        by_id[name] = {}
-        for row in predictions:
-            if row.get("nodes"):
-                words = fingerprint(str(row.get("question")))
-                by_id[name][row.get("id"), words] = row
-    found = []
-    for id in next(iter(by_id.values())):
-        if all(id in rows for rows in by_id.values()):
-            found.append({name: rows[id] for name, rows in by_id.items()})
-    return found
+        shown = [row for row in predictions if row.get("nodes")]
+        by_id[name] = {(row.get("id"), fingerprint(str(row.get("question")))): row for row in shown}
+    first = next(iter(by_id.values()))
+    shared = [id for id in first if all(id in rows for rows in by_id.values())]
+    return [{name: rows[id] for name, rows in by_id.items()} for id in shared]
 
 
 def items_of(sets):

@@ -76,9 +76,6 @@ def mean_along(folder):
 
 # ---------------------------------------------------------------- as text
 
-VERDICTS = ("up", "down", "not told from chance")
-
-
 def verdict(gain):
     """What the interval of a difference allows to say.
 
@@ -86,19 +83,16 @@ def verdict(gain):
     ('up', 'down', 'not told from chance')
     """
     _, low, high = gain
-    up, down, open_ = VERDICTS
     if low > 0:
-        return up
-    if high < 0:
-        return down
-    return open_
+        return "up"
+    return "down" if high < 0 else "not told from chance"
 
 
-def show(title, header, rows):
+def show(title, rows):
     """A table on the terminal without empty columns: in parts, each with the first two columns, where it is
     wider than a hundred."""
-    frame = pd.DataFrame(rows, columns=header).map(one_line)
-    frame = frame.loc[:, (frame != "").any()].set_index(header[:2])
+    frame = pd.DataFrame(rows).map(one_line)
+    frame = frame.loc[:, (frame != "").any()].set_index(["method", "set"])
     say(f"{one_line(title)}\n{frame.to_string(line_width=100, sparsify=False)}")
 
 
@@ -166,14 +160,8 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, me
     its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
     (how, key, form)}, see _cells."""
     runs = read_methods(title, methods)
-    header = ["method", "set", "n", "paper", "EM by seed", "EM", "minus", "by question", "by seed"]
-    for name, (how, *_) in columns.items():
-        header.append(name)
-        if how == "along":
-            header.append(f"{name} minus")
     rows = []
     averages = []
-    moved = {}
     for label, own in runs.items():
         other = minus.get(label, "") if isinstance(minus, dict) else minus
         base = runs.get(other, {}) if other != label else {}
@@ -184,37 +172,31 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, me
         if means and len(sets) > 1:
             groups.append(list(sets))
         for names in groups:
-            line, gain = _line(label, own, base, other, names)
-            if not line:
+            row = _row(label, own, base, other, names)
+            if not row:
                 continue
-            line[3] = paper(label, names) if paper else ""
-            for column in columns.values():
-                line += _cells(*column, own, base, names)
-            (rows if len(names) == 1 else averages).append(line)
-            if gain:
-                told = moved.setdefault(f"EM on {line[1]} against {other}", {})
-                told.setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
+            row["paper"] = paper(label, names) if paper else ""
+            for name, column in columns.items():
+                row |= _cells(name, *column, own, base, names)
+            (rows if len(names) == 1 else averages).append(row)
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation, no table")
-    show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", header, rows)
-    for of, verdicts in moved.items():
-        told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
-        say(f"What moved: {of}: {'; '.join(told)}.")
+    show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", rows)
+    table = {"header": list(rows[0]), "rows": [list(row.values()) for row in rows]}
     if path:
-        write_json(f"{path}-table.json", {"header": header, "rows": rows})
+        write_json(f"{path}-table.json", table)
         say(f"table: {path}-table.json")
-    return {"header": header, "rows": rows}
+    return table
 
 
-def _line(label, own, base, other, names):
-    """(the scores of a line, the interval of its difference): bootstrap over questions for one seed,
-    Student's t for several, the seed being the unit. (None, None) where no prediction has an EM."""
+def _row(label, own, base, other, names):
+    """The scores of a line, and its difference: bootstrap over questions for one seed, Student's t for
+    several, the seed being the unit. None where no prediction has an EM."""
     scores = scores_of(own, names)
     if scores.empty:
-        return None, None
+        return None
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
-    by_seed = " ".join(f"{mean:.3f}" for mean in means) if len(means) > 1 else ""
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
@@ -223,10 +205,19 @@ def _line(label, own, base, other, names):
     if renamed:
         warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; not compared")
         others = others.drop(index=renamed, errors="ignore")
-    *differences, gain = difference(scores, others, len(names))
-    label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
-    there = other if gain else ""
-    return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
+    by_question, by_seed, gain = difference(scores, others, len(names))
+    return {
+        "method": label,
+        "set": names[0] if len(names) == 1 else f"mean of {len(names)} sets",
+        "n": len(scores),
+        "paper": "",
+        "EM by seed": " ".join(f"{mean:.3f}" for mean in means) if len(means) > 1 else "",
+        "EM": value,
+        "minus": other if gain else "",
+        "by question": by_question,
+        "by seed": by_seed,
+        "moved": verdict(gain) if gain else "",
+    }
 
 
 def predictions(run, names):
@@ -278,23 +269,24 @@ def difference(scores, others, sets):
     return by_question, by_seed, gain
 
 
-def _cells(how, key, form, own, base, names):
-    """What a column shows of a line: a number, mean over its runs; "" where one has none.
+def _cells(name, how, key, form, own, base, names):
+    """{name: what a column shows of a line}: a number, mean over its runs; "" where one has none.
 
     how: "eval" = of the summaries (form "interval": with it, where there is one); "along" = EM along the run
     and its difference by seed; else of the steps, see summed_up."""
     if how == "along":
         along = _along(own)
         gains = along - _along(base)
-        return [over_seeds(along.dropna(), form), over_seeds(gains.dropna(), "+" + form)]
+        more = over_seeds(gains.dropna(), "+" + form)
+        return {name: over_seeds(along.dropna(), form), f"{name} minus": more}
     if how != "eval":
-        return [_mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)]
-    summaries = [run.sets[name]["summary"] for run in own.values() for name in names if name in run.sets]
+        return {name: _mean([summed_up(run.steps, key.split(), how) for run in own.values()], form)}
+    summaries = [run.sets[one]["summary"] for run in own.values() for one in names if one in run.sets]
     if form == "interval":
         if len(summaries) == 1 and key in summaries[0]:
-            return [interval(summaries[0], key)]
+            return {name: interval(summaries[0], key)}
         form = ".3f"
-    return [_mean([s.get(key) for s in summaries], form)]
+    return {name: _mean([s.get(key) for s in summaries], form)}
 
 
 def _along(runs):

@@ -13,9 +13,6 @@ from common.report import committed, steps_of
 
 # ---------------------------------------------------------------- panels
 
-ONE_LINE = .01  # between the values of two curves, on average: nobody tells them apart
-
-
 def panels_of(*folders):
     """{panel: {key: label}} of the folders' metrics."""
     found = {}
@@ -33,22 +30,10 @@ def panels_of(*folders):
 
 
 def with_data(panels, runs):
-    """The panels that runs (see draw_curves) have data for. A reward that is exact match shares its panel."""
-    rows = []
-    for seeds in runs.values():
-        for own in seeds:
-            rows += own
-    data = pd.DataFrame(rows).dropna(axis=1, how="all")
-    found = {}
-    for name, keys in panels.items():
-        if keys.keys() & set(data):
-            found[name] = dict(keys)
-    if {"reward/mean", "reward/em"} <= set(data):
-        apart = data["reward/mean"] - data["reward/em"]
-        if apart.abs().mean() < ONE_LINE and "reward" in found:
-            del found["reward"]
-            found[guards.ANSWERS]["reward/em"] += " = reward"
-    return found
+    """The panels that runs (see draw_curves) have data for."""
+    rows = [row for seeds in runs.values() for own in seeds for row in own]
+    there = {key for row in rows for key, value in row.items() if value is not None}
+    return {name: keys for name, keys in panels.items() if there & keys.keys()}
 
 
 # ---------------------------------------------------------------- pictures
