@@ -334,7 +334,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
         return VllmEngine(model, tokenizer, cache_gb=cfg.cache_gb)
     if trains:
         model = distributed.replica(model)
-    return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
+    return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb)
 
 
 def tell(cfg, steps):
