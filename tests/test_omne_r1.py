@@ -452,7 +452,7 @@ def test_a_trajectory_calls_reads_and_answers(tokenizer, tools, small_world):
     said = [NODE.replace("Velia", head), ANSWER.replace("Velia", tail)]
     done, engine = play(tokenizer, said, tools, question)
     assert done.info.em == 1 and done.info.pattern == "na" and not done.info.problem
-    assert f"{head} | director | {tail}" in done.turns[0].observation
+    assert f"{head}: Its director was {tail}." in done.turns[0].observation
     # ids in are ids trained on: the second prompt is the first, what was sampled, what was observed
     assert engine.contexts[1] == done.prompt_ids + done.turns[0].ids + done.turns[0].observation_ids
     batch = rollout.collate([done])
