@@ -10,7 +10,6 @@ itself (instructions, tags, the template's role marks) is plain str.
 
 import datetime
 import functools
-import itertools
 import re
 
 from common.files import UserError
@@ -25,8 +24,7 @@ class Foreign(str):
 
 
 today = datetime.date.today().isoformat()  # the date that templates write: a run keeps the one it began with
-WAYS = (str, str.strip, str.lstrip, str.rstrip)
-PROBE = " The Right, right\nthing  is < 3 {}? \n"  # what templates like to alter: case, blanks, signs
+PROBE = "The Right, right\nthing  is < 3 {}?"  # what templates like to alter: case, blanks, signs
 
 
 @functools.lru_cache(maxsize=16)
@@ -120,8 +118,8 @@ def before_a_turn(tokenizer, *parts):
 @functools.lru_cache(maxsize=64)
 def template_parts(tokenizer, roles, date):
     """(what the chat template writes before, between and behind messages of these roles, the messages' order
-    in it, {role: which of WAYS takes blanks off their ends}). A template that opens the thought itself, or
-    writes an empty one, is cut before it, since a policy has to write all of its tags."""
+    in it). A template that opens the thought itself, or writes an empty one, is cut before it, since a policy
+    has to write all of its tags."""
     def rendered(contents):
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
         day = datetime.date.fromisoformat(date)
@@ -136,42 +134,23 @@ def template_parts(tokenizer, roles, date):
     marks = [f"@@{i}@@" for i in range(len(roles))]
     text = rendered(marks)
     probes = [PROBE.format(i) for i in range(len(roles))]
-    shown = rendered(probes)
-
-    def with_probes(way_of):
-        return re.sub(r"@@(\d+)@@", lambda i: way_of[roles[int(i[1])]](probes[int(i[1])]), text)
-    kinds = sorted(set(roles))
-    found = [dict(zip(kinds, ways)) for ways in itertools.product(WAYS, repeat=len(kinds))]
-    found = [way_of for way_of in found if shown == with_probes(way_of)]
-    if not found:
+    if rendered(probes) != re.sub(r"@@(\d+)@@", lambda i: probes[int(i[1])], text):
         raise TemplateError("this model's chat template alters what it is given (case, blanks or signs): "
                             "what the policy reads would not be what was written")
     order = [int(i) for i in re.findall(r"@@(\d+)@@", text)]
     text = re.sub(r"<think>\s*(</think>\s*)?$", "", text)
-    return re.split(r"@@\d+@@", text), order, found[0]
-
-
-def stripped(content, way):
-    """The parts of a message of which a template takes blanks off in a way of WAYS."""
-    parts = list(content)
-    for order, strip in ((range(len(parts)), str.lstrip), (reversed(range(len(parts))), str.rstrip)):
-        if way not in (strip, str.strip):
-            continue
-        for i in order:
-            parts[i] = type(parts[i])(strip(parts[i]))
-            if parts[i]:
-                break
-    return parts
+    return re.split(r"@@\d+@@", text), order
 
 
 def render_chat(tokenizer, messages):
     """Token ids of [(role, text or list of parts)] up to where the assistant speaks, as the template's own
-    rendering is tokenised; a later turn appends ids and renders nothing.
+    rendering is tokenised (but a message keeps the blanks at its ends, where templates may take them off); a
+    later turn appends ids and renders nothing.
 
     No Foreign part can write one of the template's tokens, and a template that strips thoughts from earlier
     turns leaves those of few-shot examples alone."""
     roles = tuple(role for role, _ in messages)
-    texts, order, way_of = template_parts(tokenizer, roles, today)
+    texts, order = template_parts(tokenizer, roles, today)
     for i, role in enumerate(roles):
         # (the tiny policy's template leaves out system messages, which it cannot read)
         if i not in order and (role != "system" or len(roles) == 1):
@@ -181,18 +160,18 @@ def render_chat(tokenizer, messages):
         content = messages[i][1]
         if isinstance(content, str):
             content = [content]
-        parts += [*stripped(content, way_of[roles[i]]), text]
+        parts += [*content, text]
     return encode(tokenizer, *parts, begins=True)[1]
 
 
 def render_reply(tokenizer, turn_ids, *content):
     """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message
     (parts as `encode` takes them), the next turn's opening."""
-    texts, order, way_of = template_parts(tokenizer, ("user", "assistant", "user"), today)
+    texts, order = template_parts(tokenizer, ("user", "assistant", "user"), today)
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
                             "user in that order: an answer of one turn is all that can be asked of it")
-    ids = encode(tokenizer, texts[2], *stripped(content, way_of["user"]), texts[3])[1]
+    ids = encode(tokenizer, texts[2], *content, texts[3])[1]
     if turn_ids and ids and ids[0] == turn_ids[-1]:  # it was sampled
         ids = ids[1:]
     return ids
@@ -201,7 +180,7 @@ def render_reply(tokenizer, turn_ids, *content):
 def end_of_turn(tokenizer):
     """The added token with which the chat template closes what the assistant said; None where none is."""
     try:
-        texts, order, _ = template_parts(tokenizer, ("user", "assistant", "user"), today)
+        texts, order = template_parts(tokenizer, ("user", "assistant", "user"), today)
     except TemplateError:
         return None
     ids = _ids(tokenizer, texts[2]) if order == [0, 1, 2] else ()

@@ -174,17 +174,16 @@ class TransformersEngine:
 
     max_batch: sequences decoded together, at most; fewer where their keys and values, as long as they are
     now, would not fit into cache_gb (twice that for the moment in which they move): the youngest then wait,
-    and are taken up again where they were.
-    prefix_cache_gb: memory for keys and values of finished turns. The forward pass runs in bf16 where
-    training's does, on a copy of the matrices in bf16 that is made once a sync and gone while training."""
+    and are taken up again where they were. As much again holds keys and values of finished turns.
+    The forward pass runs in bf16 where training's does, on a copy of the matrices in bf16 that is made once a
+    sync and gone while training."""
 
-    def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0, prefix_cache_gb=1.0):
+    def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0):
         self.model = model
         self.tokenizer = tokenizer
         self.device = model.device
         self.max_batch = max_batch
         self.cache_bytes = cache_gb * 2**30
-        self.prefix_cache_bytes = prefix_cache_gb * 2**30
         self.eos = end_of_sequence(model, tokenizer)
         own_dtype = model.get_input_embeddings().weight.dtype
         self.cache_dtype = torch.bfloat16 if computes_in_bf16(model) else own_dtype
@@ -197,18 +196,18 @@ class TransformersEngine:
 
     def sync(self, model):
         """An engine on the trainer's own model has its weights already; one with its own copies them."""
-        self._drop_cancelled()
-        if self.busy:
-            raise RuntimeError("sync while generations are running")
+        self._forget_all()
         self.asked = None
         if model is not self.model:
             own = dict(self.model.named_parameters())
             with torch.no_grad():
                 for name, tensor in model.named_parameters():
                     own[name].copy_(distributed.whole(tensor))
-        self._forget_all()
 
     def _forget_all(self):
+        self._drop_cancelled()
+        if self.busy:
+            raise RuntimeError("sync or sleep while generations are running")
         self.prefixes = OrderedDict()
         self.blocks = {}
         self.prefix_bytes = 0
@@ -218,9 +217,6 @@ class TransformersEngine:
         self.decode = self._decode
 
     def sleep(self):
-        self._drop_cancelled()
-        if self.busy:
-            raise RuntimeError("sleep while generations are running")
         self._forget_all()
         self.cache = None
         if self.device.type == "cuda":
@@ -246,9 +242,6 @@ class TransformersEngine:
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """temperature 0 is greedy."""
-        if not prompt_ids or max_tokens < 1:
-            raise ValueError("generate needs a prompt and max_tokens >= 1, "
-                             f"got {len(prompt_ids)} ids and {max_tokens}")
         self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
         random = np.random.Generator(np.random.Philox(seed))
@@ -328,7 +321,7 @@ class TransformersEngine:
 
         Returns [] or [their last hidden states (n, H)]."""
         first = len(self.active)
-        if self.prefix_bytes > self.prefix_cache_bytes / 4:
+        if self.prefix_bytes > self.cache_bytes / 4:
             # before its prefix is forgotten, an agent that was begun goes on, and then another begins
             self.waiting.sort(key=lambda r: r.place)
         room = 0
@@ -477,7 +470,7 @@ class TransformersEngine:
                 if self.prefixes[old][2] == 0:  # all of it is part of newer entries
                     self._forget(old)
             self.blocks[key] = name
-        while self.prefix_bytes > self.prefix_cache_bytes:
+        while self.prefix_bytes > self.cache_bytes:
             self._forget(next(iter(self.prefixes)))
 
     def _forget(self, name):

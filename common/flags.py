@@ -44,7 +44,6 @@ class Flags:
     limit: int = 0                # first so many training questions; 0 = all
     eval_limit: int = 0           # so many questions of each evaluation set, drawn with the seed; 0 = all
     skip_bad: bool = False        # leave malformed records and overlong prompts out, and count them
-    world_scale: float = 1.0      # size of the embedded world; 1 = 1,000 entities, others warm up first
 
     eval_every: int = 0           # steps between evaluations; 0 = before and after training only
     # steps between checkpoints; auto = 1 below 1 GB, else 10, or one per 4 GB where that is more; 0 = at the
@@ -106,7 +105,7 @@ class PassageFlags(PolicyFlags):
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 DATA_SUFFIX = r"\.(jsonl?|ndjson|csv|tsv|parquet)(\.gz)?$"
 MAY_BE_ZERO = ("limit", "eval_limit", "eval_every", "save_every", "lora", "seed")
-ABOVE_ZERO = ("world_scale", "cache_gb", "warmup_lr")
+ABOVE_ZERO = ("cache_gb", "warmup_lr")
 
 
 def run_name(cfg, *first):
@@ -122,8 +121,6 @@ def run_name(cfg, *first):
         parts += [re.sub(DATA_SUFFIX, "", Path(name).name) for name in cfg.data.split(",")]
     if isinstance(cfg, PassageFlags) and cfg.world != "plain":
         parts.append(cfg.world)
-    if cfg.world_scale != 1:
-        parts.append(f"size{cfg.world_scale:g}")
     name = "-".join([*filter(None, parts), f"seed{cfg.seed}"])
     return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
@@ -306,7 +303,7 @@ DATA = "Data and search"
 MACHINE = "Model and training machine"
 RUN = "Run folder and evaluation"
 OURS = "Stages, baselines, and what the paper leaves open"
-OF_DATA = ("data", "eval_data", "limit", "skip_bad", "world", "world_scale", "corpus", "retriever")
+OF_DATA = ("data", "eval_data", "limit", "skip_bad", "world", "corpus", "retriever")
 OF_RUN = ("eval_limit", "eval_every", "save_every", "log", "seed", "name", "out", "resume", "eval_only",
           "ask", "collect")
 

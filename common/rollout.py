@@ -10,9 +10,7 @@ box. `run_agents` drives any number of them; engine and retriever batch whatever
 
 import asyncio
 import hashlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -254,29 +252,11 @@ def run_alone(agent, policy, retriever):
 def _run(coroutine):
     """asyncio.run; in a thread of its own where a loop runs already, as in a cell of a notebook."""
     try:
-        a_loop_runs = bool(asyncio.get_running_loop())
+        asyncio.get_running_loop()
     except RuntimeError:
-        a_loop_runs = False
-    if not a_loop_runs:
         return asyncio.run(coroutine)
-    running = []  # the thread's loop and task
-    begun = threading.Event()
-
-    async def main():
-        running.extend((asyncio.get_running_loop(), asyncio.current_task()))
-        begun.set()
-        await coroutine
-
     with ThreadPoolExecutor(1) as pool:
-        driven = pool.submit(asyncio.run, main())
-        try:
-            return driven.result()
-        except KeyboardInterrupt:
-            begun.wait()
-            loop, task = running
-            with suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(task.cancel)
-            raise
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 # ---------------------------------------------------------------- batches

@@ -318,7 +318,7 @@ def make_engine(cfg, model, tokenizer, trains=False):
                                 "which --engine transformers does not know: use --engine vllm")
     if trains:
         model = distributed.replica(model)
-    return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
+    return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb)
 
 
 def tell(cfg):

@@ -223,7 +223,10 @@ def sentencepiece(template="lines"):
 @pytest.mark.parametrize("question", ["Who wrote it?", " Who wrote it?", "Who wrote it?\n"])
 def test_a_prompt_is_what_the_template_s_own_rendering_is(template, question):
     tokenizer = sentencepiece(template)
-    expected = rendered(tokenizer, [("user", question)])
+    writes = tokenizer
+    if template == "trim":  # a message keeps its blanks all the same
+        writes = with_template(TEMPLATES[template].replace(" | trim", ""))
+    expected = rendered(writes, [("user", question)])
     assert chat.render_chat(tokenizer, [("user", question)]) == expected
     assert chat.render_chat(tokenizer, [("user", ["", chat.Foreign(question)])]) == expected
 
@@ -317,23 +320,6 @@ def test_a_template_is_cut_before_a_thought_that_it_opens_itself(opening):
     plain, opens = (with_template(TEMPLATES["lines"].replace("assistant|>\n", f"assistant|>\n{more}"))
                     for more in ("", opening))
     assert chat.render_chat(opens, [("user", "Who?")]) == chat.render_chat(plain, [("user", "Who?")])
-
-
-PER_ROLE = ("{% for m in messages %}{{ '<' + m['role'] + '>\n' }}"
-            "{% if m['role'] == 'assistant' %}{{ m['content'].SAID() }}{% else %}{{ m['content'] HEARD }}"
-            "{% endif %}{{ '</s>\n' }}{% endfor %}"
-            "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% endif %}")
-
-
-@pytest.mark.parametrize("said", ["strip", "lstrip", "rstrip"])
-@pytest.mark.parametrize("heard, expected", [("", " Result \n"), ("| trim", "Result")])
-def test_a_template_may_strip_what_one_role_says_and_not_another(said, heard, expected):
-    tokenizer = with_template(PER_ROLE.replace("SAID", said).replace("HEARD", heard))
-    short = [("system", " s "), ("user", " q\n")]
-    for messages in (short, [("user", "q "), ("assistant", " a\n"), ("user", "r\n")]):
-        assert chat.render_chat(tokenizer, messages) == rendered(tokenizer, messages)
-    ids = chat.render_reply(tokenizer, [5], chat.Foreign(" Res"), chat.Foreign("ult \n"))
-    assert tokenizer.decode(ids) == f"</s>\n<user>\n{expected}</s>\n<assistant>\n"
 
 
 @pytest.mark.parametrize("date, shown", [("2024-07-26", "26 Jul 2024"), ("2025-01-02", "02 Jan 2025")])

@@ -27,7 +27,7 @@ from tests.conftest import ROOT, rows_of
 
 SMALL = (
     "--warmup-steps 20 --eval-limit 4 --limit 20 --questions-per-step 4 --mini-batch 2 --lr 1e-4 "
-    "--micro-tokens 400 --world-scale .5").split()
+    "--micro-tokens 400").split()
 TREES = "--chains 3 --expand 2 --rounds 1 --group-size 3 --max-response 80".split()
 
 # ---------------------------------------------------------------- what the processes do

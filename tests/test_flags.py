@@ -33,7 +33,6 @@ NAMES = [
     ("at2po", "--world plain", "atpo-seed0"),
     ("at2po", "--loss grpo --seed 3", "grpo-hard-seed3"),
     ("at2po", "--world hard:elastic=.3", "atpo-hard-elastic=.3-seed0"),
-    ("at2po", "--world-scale .5", "atpo-hard-size0.5-seed0"),
     ("at2po", "--model Qwen/Qwen3-4B", "atpo-Qwen3-4B-seed0"),
     ("at2po", "--model a/b.c --data d/my.jsonl.gz --retriever bm25 --corpus c", "atpo-b.c-my-seed0"),
     ("at2po", "--model m --data owner/name:part", "atpo-m-name-part-seed0"),

@@ -131,7 +131,7 @@ def test_longer_names_earn_partial_credit_and_gold_leaves_them_out(knobs):
         assert gold in (f"{first} {last}", f"{first} {second}") and gold in knobs.kinds
         assert metrics.f1(called, [gold]) == pytest.approx(.8) and metrics.f1(gold, [gold]) == 1
     # of what the warm-up shows, where most have one
-    made = hard.make_hard_world("warmup", 0, 1.0, 400, hard.Level(partial=.8), hard.WARM_UP_HOPS)
+    made = hard.make_hard_world("warmup", 0, 400, hard.Level(partial=.8), hard.WARM_UP_HOPS)
     answers = [hard.demonstrate(made, q, n, .6).answer for q in made.questions for n in range(2)]
     golds = [q["answer"] for q in made.questions for _ in range(2)]
     f1s = [metrics.f1(a, [g]) for a, g in zip(answers, golds, strict=True)]

@@ -643,7 +643,7 @@ def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
 
 def test_what_is_demonstrated_is_what_the_agent_would_read_and_earns_its_reward():
     """plan() and work() themselves say the lines, so the reward is theirs, too."""
-    made = make_world("warmup", 0, 1.0, 40)
+    made = make_world("warmup", 0, 40)
     graph = kg.KnowledgeGraph.from_triples(made.triples)
     texts = [q["question"] for q in made.questions] + [" ".join(triple) for triple in made.triples]
     tokenizer = tokenizer_of(texts + [f"{p['title']} {p['text']}" for p in made.corpus()])

@@ -36,7 +36,7 @@ OFF = omne_r1.replace(CFG, think="off")
 
 @pytest.fixture(scope="module")
 def small_world():
-    return make_world("train", 0, .5, questions=1)
+    return make_world("train", 0, questions=1)
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +452,7 @@ def test_a_trajectory_calls_reads_and_answers(tokenizer, tools, small_world):
     said = [NODE.replace("Velia", head), ANSWER.replace("Velia", tail)]
     done, engine = play(tokenizer, said, tools, question)
     assert done.info.em == 1 and done.info.pattern == "na" and not done.info.problem
-    assert f"{head} | director | {tail}" in done.turns[0].observation
+    assert f"{head}: Its director was {tail}." in done.turns[0].observation
     # ids in are ids trained on: the second prompt is the first, what was sampled, what was observed
     assert engine.contexts[1] == done.prompt_ids + done.turns[0].ids + done.turns[0].observation_ids
     batch = rollout.collate([done])
@@ -599,7 +599,7 @@ def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(token
     monkeypatch.setattr(tiny, "tiny_policy", lambda recipe, words, tags, render, index, **_: taken.update(
         render=render, index=index))
     omne_r1.tiny_policy(CFG)
-    made = make_world("warmup", 0, .5, questions=1)
+    made = make_world("warmup", 0, questions=1)
     index = taken["index"](made)
     calls, refused = 0, []
     for question in made.questions[:400]:
@@ -801,7 +801,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 SMALL = (
     "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
-    "--sft-epochs 2 --world-scale .5 --max-turn 12 --lr 1e-3 --curve-questions 4 --save-every 1"
+    "--sft-epochs 2 --max-turn 12 --lr 1e-3 --curve-questions 4 --save-every 1"
 ).split()
 
 

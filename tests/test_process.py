@@ -142,11 +142,17 @@ def test_help_shows_the_papers_numbers_beside_the_world_s(capsys):
     assert "python at2po.py --model Qwen/Qwen3-4B" in shown
 
 
-def test_the_size_of_the_world_is_not_called_as_torchrun_calls_its_processes(capsys):
-    assert at2po.parse_args(["--world-scale", ".5"]).world_scale == .5
-    with pytest.raises(SystemExit):
-        at2po.parse_args(["--world-size", "2"])
-    assert "--world-scale" in "".join(capsys.readouterr())
+def test_help_into_a_pipe_that_closes_ends_without_a_word(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+
+    def helped(argv):
+        os.dup2(write, sys.stdout.fileno())
+        at2po.parse_args(argv)
+
+    child = forked(helped, "--help", out=tmp_path / "said")
+    child.join()
+    assert child.exitcode == -signal.SIGPIPE and (tmp_path / "said").read_text() == ""
 
 
 @pytest.mark.parametrize("cuda, there, chosen", [

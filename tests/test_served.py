@@ -7,7 +7,7 @@ import pytest
 
 import at2po
 from common import chat, metrics, rollout
-from common.files import RunError, read_jsonl
+from common.files import read_jsonl
 from common.rollout import PLACE
 from common.serve import chat_client, served
 from tests.conftest import write
@@ -163,9 +163,6 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(files, monkey
     monkeypatch.delenv("OPENAI_API_KEY")
     served.ServedEngine(model.url, "m", served.TextTokenizer()).chat.ask("?")
     assert model.keys[-1] == "Bearer none"
-    monkeypatch.setenv("OPENAI_API_KEY", "two words")
-    with pytest.raises(RunError, match="no key has"):
-        served.ServedEngine(model.url, "m", served.TextTokenizer())
 
 
 def test_an_address_that_is_none_is_refused(files):

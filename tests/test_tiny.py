@@ -65,10 +65,9 @@ def test_they_are_small():
     assert sum(sizes) < 8e6
 
 
-@pytest.mark.parametrize("flags", ["--warmup-steps 2", "--warmup-steps 2 --world-scale .5"])
-def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
+def test_another_recipe_makes_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tiny.folder_of(start_weights.making_of(["at2po", *flags.split()]))
+    folder = tiny.folder_of(start_weights.making_of(["at2po", "--warmup-steps", "2"]))
     assert folder.parent == tmp_path / "fivehop"
 
 

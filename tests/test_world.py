@@ -95,14 +95,6 @@ def test_demonstrations_answer_or_carry_their_flaw(test_world):
         assert all(s.found == test_world.facts.get((s.subject, s.relation)) for s in d.steps)
 
 
-@pytest.mark.parametrize("split, size, said", [
-    ("train", 9, "scale 9"), ("train", .03, "scale 0.03 has .. entities, too few"),
-    ("trian", 1, "no split 'trian'")])
-def test_too_much_is_asked_of_a_world(split, size, said):
-    with pytest.raises(world.WorldError, match=said):
-        world.make_world(split, size=size)
-
-
 def test_vague_questions_say_it_in_other_words_and_the_others_stay_as_they_are():
     plain = world.make_world("train", questions=150, distractors="linked")
     made = world.make_world("train", questions=150, distractors="linked", vague=.5)

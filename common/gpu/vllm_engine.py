@@ -316,8 +316,6 @@ class VllmEngine:
         """Gives the memory of weights, keys and values to the trainer until the next sync, before which
         nothing can be sampled; on a CPU there is nothing to give."""
         self._drop_cancelled()
-        if self.busy:
-            raise RuntimeError("sleep while generations are running")
         if self.gpu and not self.vllm.asleep:
             self.llm.sleep(level=2)
         self.vllm.asleep = True

@@ -75,9 +75,9 @@ class Questions:
 def load_cases(cfg, paper_eval):
     """(training cases, [Questions to evaluate]), every question with its sentences."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate, cfg.world_scale)
+        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate)
         names = (cfg.eval_data or "test").split(",")
-        sets = {name: world_questions(name, cfg.eval_limit or 400, cfg.world_scale) for name in names}
+        sets = {name: world_questions(name, cfg.eval_limit or 400) for name in names}
     else:
         train, evaluated = splits.load_splits(cfg, paper_eval, searched=False)
         questions = []
@@ -134,7 +134,7 @@ def find_case(split, question):
 A_WORLD = 250  # questions of a training world
 
 
-def world_questions(split, count, size=1.0):
+def world_questions(split, count):
     """Questions of the embedded world of two hops and more, with contexts that look related, some of them
     vaguely put. Training questions come from many worlds, so that no fact is worth remembering."""
     from common import world
@@ -143,7 +143,7 @@ def world_questions(split, count, size=1.0):
         wanted = count
         if split == "train":
             wanted = min(A_WORLD, count - len(questions))
-        made = world.make_world(split, seed, size, 2 * wanted, distractors="linked", vague=.33)
+        made = world.make_world(split, seed, 2 * wanted, distractors="linked", vague=.33)
         for q in [q for q in data.load_questions(made.questions) if q.hops > 1][:wanted]:
             if split == "train":
                 q = replace(q, id=f"{q.id}-{seed}")

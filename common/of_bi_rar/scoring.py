@@ -73,7 +73,7 @@ def line_scorer(cfg, start, terms_of_demonstration):
         "script": "bi_rar, lines",
         "start": Path(start).name,
         "steps": SCORER_STEPS,
-        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k", "world_scale")},
+        **{key: getattr(cfg, key) for key in ("step_text", "answer_step", "top_k")},
     }
 
     def build():
@@ -88,7 +88,7 @@ def line_scorer(cfg, start, terms_of_demonstration):
         make, level = tiny.demonstrations.groups, []
         if cfg.world != "plain":
             make, level = hard.groups, [hard.parse(cfg.world)]
-        groups = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, cfg.world_scale, *level)
+        groups = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, *level)
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
         batches = (rollout.collate(group, pack_tokens=128) for group in groups)
         tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)

@@ -241,7 +241,7 @@ def graphs_of_world(cfg, name, domains=None):
     from common import world
     from common.of_omne import world_graphs
     seed = 1 if name == "test" else 0
-    made = world.make_world(name, seed, cfg.world_scale, questions=1)
+    made = world.make_world(name, seed, questions=1)
     return {domain: world_graphs.graph_for(made, domain) for domain in domains or world_graphs.DOMAINS}
 
 

@@ -62,8 +62,6 @@ def config(name):
     groups = {"chains": "none", "branches": "branches"}
     if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
         found["expansion"] = groups[found["rollout"]]
-    if "world_size" in found:  # the name of --world-scale until a206253
-        found["world_scale"] = found.pop("world_size")
     return found
 
 

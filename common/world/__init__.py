@@ -38,10 +38,6 @@ from common.world.words import (
 SPLITS = ("warmup", "train", "dev", "test")
 
 
-class WorldError(UserError):
-    """A world that cannot be as large, or as small, as it is asked to be."""
-
-
 @dataclass
 class World:
     """triples (head, relation, tail); passages {id, title, sentences, facts}, facts[i] = the triple that
@@ -77,7 +73,7 @@ class World:
         write_jsonl(folder / "triples.jsonl", self.triples)
 
 
-def _entities(split, rng, size):
+def _entities(split, rng):
     """Names by type. A name belongs to the split that its hash picks, so splits share words and no entity."""
     kinds = {}
     for kind, (first, second, count) in NAMES.items():
@@ -88,14 +84,8 @@ def _entities(split, rng, size):
             if a != b and SPLITS[digest[0] % len(SPLITS)] == split:
                 own.append(name)
         rng.shuffle(own)
-        count = max(4, round(count * size))
-        if count > len(own):
-            raise WorldError(f"--world-scale {size} asks for {count} entities of type {kind}; "
-                             f"the word lists give {len(own)} a split")
         for name in own[:count]:
             kinds[name] = kind
-    if len(kinds) < 60:
-        raise WorldError(f"--world-scale {size} has {len(kinds)} entities, too few to ask about")
     years = {}
     for name, kind in kinds.items():
         if kind in DATE:
@@ -268,16 +258,14 @@ def _question(world, rng, kind, hops):
     return text, answer, plan, a
 
 
-def make_world(split="train", seed=0, size=1.0, questions=400,
+def make_world(split="train", seed=0, questions=400,
                hop_mix=(.3, .4, .15, .15), distractors="random", vague=0.0, mix=None):
-    """A world of about 1,000 * size entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
+    """A world of 1,000 entities with `questions` questions; hop_mix = shares of 1, 2, 3 and 4
     hops. distractors: six random passages in each question's context, or "linked" ones, of which four look
     as if they belonged there. vague: share of the compositional questions that are vaguely put. mix: MIX,
     or another table like it."""
-    if split not in SPLITS:
-        raise WorldError(f"the world has no split {split!r}: one of {', '.join(SPLITS)}")
-    rng = random.Random(f"fivehop/{split}/{seed}/{size}")
-    kinds, years = _entities(split, rng, size)
+    rng = random.Random(f"fivehop/{split}/{seed}/1.0")
+    kinds, years = _entities(split, rng)
     world = World(split, kinds, _triples(kinds, years, rng))
     world.passages = _passages(kinds, world.triples, rng)
     at = {p["title"]: p for p in world.passages}
@@ -286,7 +274,7 @@ def make_world(split="train", seed=0, size=1.0, questions=400,
     while len(world.questions) < questions:
         tries += 1
         if tries > 5000:  # in a row
-            raise WorldError(f"--world-scale {size} does not hold {questions} different questions")
+            raise UserError(f"the embedded world does not hold {questions} different questions")
         hops = rng.choices((1, 2, 3, 4), hop_mix)[0]
         types = (mix or MIX)[hops]
         kind = rng.choices(list(types), list(types.values()))[0]

@@ -72,9 +72,9 @@ def write(making, command, model, tokenizer, losses):
     say(f"start weights: {folder}")
 
 
-def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, size: float = 1.0, questions: int = 400):
+def main(out: Path, split: Literal[SPLITS] = "test", seed: int = 0, questions: int = 400):
     """Writes a split as public-format files, so that it can be used with other code."""
-    made = make_world(split, seed, size, questions)
+    made = make_world(split, seed, questions)
     made.write(out)
     say(f"{len(made.kinds)} entities, {len(made.triples)} triples, {len(made.questions)} questions -> {out}")
 

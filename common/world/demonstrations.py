@@ -132,7 +132,7 @@ def exchanged(names, rng):
     return new
 
 
-def groups(tokenizer, render, index, steps, flaw_rate, size,
+def groups(tokenizer, render, index, steps, flaw_rate,
            worlds=None, demonstrate=demonstrate, early_rate=.1):
     """Yields `steps` lists of the trajectories of eight demonstrations from four warm-up worlds, the same in
     every run. The words of names change places in each trajectory (given names among given names, and so on),
@@ -141,7 +141,7 @@ def groups(tokenizer, render, index, steps, flaw_rate, size,
 
     index(world) -> what render reads; render(question row, demonstration, index of its world) ->
     [Trajectory]. worlds, demonstrate: of another level (world/hard.py)."""
-    worlds = worlds or [make_world("warmup", seed, size, questions=1500) for seed in range(4)]
+    worlds = worlds or [make_world("warmup", seed, questions=1500) for seed in range(4)]
     worlds = [(world, index(world)) for world in worlds]
     names = name_ids(tokenizer)
     rng = random.Random(0)

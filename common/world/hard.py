@@ -109,11 +109,11 @@ def habit(before, kind, relation):
 
 # ---------------------------------------------------------------- the world
 
-def make_hard_world(split, seed=0, size=1.0, questions=400, level=None, hops=HOPS):
+def make_hard_world(split, seed=0, questions=400, level=None, hops=HOPS):
     """As world.make_world; the graph and its names are the same."""
     level = level or Level()
     mix = dict.fromkeys((1, 2, 3, 4), {"compositional": 1.0})
-    made = world.make_world(split, seed, size, questions, hops, mix=mix)
+    made = world.make_world(split, seed, questions, hops, mix=mix)
     hard = HardWorld(split, made.kinds, made.triples, made.passages, made.questions, level)
     for question in hard.questions:
         plan = question["plan"]
@@ -225,8 +225,8 @@ def _step(hard, subject, relation, read=False):
     return Step(subject, relation, found, read, tail="" if found == tail else tail)
 
 
-def groups(tokenizer, render, index, steps, flaw_rate, size, level):
+def groups(tokenizer, render, index, steps, flaw_rate, level):
     """demonstrations.groups in four worlds of this level; habits from the first step on."""
-    worlds = [make_hard_world("warmup", seed, size, 1200, level, WARM_UP_HOPS) for seed in range(4)]
+    worlds = [make_hard_world("warmup", seed, 1200, level, WARM_UP_HOPS) for seed in range(4)]
     return demonstrations.groups(
-        tokenizer, render, index, steps, flaw_rate, size, worlds, demonstrate, early_rate=flaw_rate)
+        tokenizer, render, index, steps, flaw_rate, worlds, demonstrate, early_rate=flaw_rate)

@@ -1,10 +1,10 @@
-"""The embedded world as splits: what --data world, --eval-data, --world and --world-scale name."""
+"""The embedded world as splits: what --data world, --eval-data and --world name."""
 
 from common import data, retriever, world
 from common.world import hard
 
 
-def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of=None):
+def world_split(name, questions=400, spec="bm25", level=None, graph_of=None):
     """A Split of the embedded world, or of its second level. graph_of: makes its graph of triples, where one
     is asked for.
 
@@ -13,10 +13,10 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
     other split is the world of seed 0."""
     if level:
         seed = hard.TEST_SEED if name == "test" else 0
-        made = hard.make_hard_world(name, seed, size, questions, level)
+        made = hard.make_hard_world(name, seed, questions, level)
     else:
         seed = 1 if name == "test" else 0
-        made = world.make_world(name, seed, size, questions)
+        made = world.make_world(name, seed, questions)
     return data.Split(
         name,
         data.load_questions(made.questions),
@@ -28,7 +28,7 @@ def world_split(name, size=1.0, questions=400, spec="bm25", level=None, graph_of
 def load(cfg):
     """(training split, evaluation splits) of a run's flags."""
     def part(name, questions):
-        return world_split(name, cfg.world_scale, questions, cfg.retriever, hard.parse(cfg.world))
+        return world_split(name, questions, cfg.retriever, hard.parse(cfg.world))
     evals = [part(name, cfg.eval_limit or 400) for name in (cfg.eval_data or "test").split(",")]
     return part("train", cfg.limit or 2000), evals
 
@@ -51,7 +51,7 @@ def load_apart(cfg, graph_of):
         return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
 
     def part(name, source, questions):
-        split = world_split(source, cfg.world_scale, questions, cfg.retriever, level, graph_of)
+        split = world_split(source, questions, cfg.retriever, level, graph_of)
         split.name = name
         others = name == "other-relations"
         split.questions = [q for q in split.questions if needs_other(q) == others]

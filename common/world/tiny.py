@@ -30,7 +30,6 @@ class Recipe:
     script: str                     # who renders, with what its rendering depends on beside top_k
     steps: int                      # of the warm-up, eight demonstrations each
     flaw_rate: float                # share of the demonstrations that are flawed
-    size: float = 1.0               # of the warm-up's worlds
     top_k: int = 0                  # passages per search
     world: str = "plain"            # or hard[:KNOB=SHARE,…]
 
@@ -94,8 +93,7 @@ class Making:
         make = demonstrations.groups
         if self.level:
             make = functools.partial(hard.groups, level=self.level)
-        return make(
-            tokenizer, render, self.index, self.recipe.steps, self.recipe.flaw_rate, self.recipe.size)
+        return make(tokenizer, render, self.index, self.recipe.steps, self.recipe.flaw_rate)
 
     def fingerprint(self):
         """A hash of the ids of the first three steps' demonstrations."""

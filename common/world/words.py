@@ -22,7 +22,7 @@ REALM_KIND = "Kingdom Republic Union Duchy".split()
 TRADE = "Motors Foods Textiles Press Records Steel Airlines Glass Optics Shipping Paper Chemicals".split()
 SCHOOL = "University College Institute Academy Polytechnic School".split()
 
-# type -> (first words, second words, entities per world of size 1)
+# type -> (first words, second words, entities per world)
 NAMES = {
     "person": (FEMALE + MALE, FAMILY, 460),
     "film": (ADJECTIVE, NOUN, 120),
