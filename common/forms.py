@@ -43,7 +43,7 @@ FORMS = {  # of a file, of .jsonl a line
     "sampled.jsonl": {"id": str, "row": (CONVERSATION, None)},
     "answers.jsonl": of(str, "key text"),
     "said_*.jsonl": of(str, "key text stop_reason"),
-    "*.verdicts.jsonl": of(str, "key reason") | {"correct": (bool, None)},
+    "*.verdicts.jsonl": of(str, "key text"),
 }
 DEEPEST = 50  # lists and objects in one another
 WORDS = {
