@@ -318,7 +318,7 @@ def test_a_line_that_a_kill_cut_off_goes_from_a_file_that_can_be_read_alone(tmp_
     ("any.jsonl", "9" * 5000, "line 2 is not valid JSON"),
     ("said_test.jsonl", '{"key": "a", "text": 5, "stop_reason": "eos"}', "has no text; nothing was changed"),
     ("answers.jsonl", '{"text": "a"}', "has no key; nothing was changed. It must be a text: restore it"),
-    ("eval_test.verdicts.jsonl", '{"key": "a", "correct": "yes", "reason": ""}', "has no correct;"),
+    ("eval_test.verdicts.jsonl", '{"key": "a", "correct": "yes"}', "has no text;"),
     ("sampled.jsonl", '{"id": "q", "row": {"conversations": [[]]}}', "has no row.conversations[0]; "),
     ("sampled.jsonl", '{"id": 5, "row": null}', "has no id; nothing was changed")])
 def test_a_line_of_another_form_is_refused_by_file_and_line(tmp_path, name, line, wanted):
