@@ -46,7 +46,7 @@ from common.of_askit import encoders, evidence, page, stages
 from common.of_askit.encoders import SEP, TASK, state_batches
 from common.of_askit.evidence import ASK, SUBMIT, evidence_scores
 from common.rollout import stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -90,7 +90,8 @@ class Config(flags.Flags):
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # the last training questions, held out for a validation loss (world: beyond --limit) | sec. 4.1; 500 ours
+    # the last training questions (world: those after --limit), held out for a validation loss | sec. 4.1; 500
+    # ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -108,8 +109,8 @@ class Config(flags.Flags):
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 26250          # updates; 7 x 60,000 / 16, drawn with replacement | sec. 4.3.1
-    sqg_steps: int = 17500          # updates; 7 x 40,000 / 16, drawn with replacement | sec. 4.3.1
+    qap_steps: int = 26250          # updates; 7 epochs x 60,000 rows / 16, with replacement | sec. 4.3.1
+    sqg_steps: int = 17500          # updates; 7 epochs x 40,000 rows / 16, likewise | sec. 4.3.1
     question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
@@ -136,7 +137,7 @@ PAPER_EVAL = "hotpotqa-dev"
 #     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
 #     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
 #
-# It hashes by identity: the policy's cache keeps a sub-question's own Case apart from its question's.
+# It hashes by identity: a sub-question's search has a Case of its own (asked_case) in the policy's cache.
 #
 #     state    (case, moves), a key of the policy's cache
 #     moves    numbers of the sentences taken, in order (SearchPath.moves: also sub-questions, as texts)
@@ -249,7 +250,7 @@ def log_policy(policy, decisions):
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        # staying: first texts that are never dropped to fit (elsewhere one, the question)
+        # staying=0: any sentence may be dropped to fit (elsewhere the first text stays, the question)
         evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
@@ -498,7 +499,7 @@ def baselines(policy, paths, least, *seed):
                     fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
         draws = []
         for (_, k), start in fresh.items():
-            taken = sorted(map(str, start.moves))
+            taken = sorted(map(str, start.moves))  # as state_key: the order of moves changes no draw
             path_seed = stable_seed(*seed, "baseline", start.case.question.id, *taken, k)
             draws.append(random.Random(path_seed))
         for p in finish_paths(policy, fresh.values(), draws):
@@ -619,7 +620,7 @@ def supervise(run, learner, losses, rows, held_out):
     lr = cfg.question_lr if stage in ASKS else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in ASKS else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: if the last step was short, a run resumed with more cannot tell it from the step
+    # kept in checkpoints: the last step may have fewer than EVERY updates, so its number does not tell
     counts = {"updates": 0}
     steps = math.ceil(total / EVERY)
     for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
@@ -830,8 +831,8 @@ def evaluate_coarse(encoder, split, cfg, progress):
 
 
 def ranking(encoder, split, cfg):
-    """How gold is ranked when nothing is taken yet (sec. 4.3.2). Here em is hit@1, and f1 recall among the
-    candidates (`names` has the words to print); percentile: of the best gold sentence among all."""
+    """How gold is ranked when nothing is taken yet (sec. 4.3.2). The rows' em is hit@1, their f1 recall among
+    the candidates (`names`: what is printed); percentile: of the best gold sentence among all."""
     queries = [state_ids(encoder.pair_tokenizer, case, ()) for case in split.cases]
     rows = []
     for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
@@ -862,7 +863,7 @@ class Stage:
     begins_with: str            # the one whose policy it trains on, if it has no checkpoint of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
-    searches: tuple             # ways to find evidence, an evaluation each (qap finds none: a dummy)
+    searches: tuple             # ways to find evidence, an evaluation each (qap's is unused: it reads gold)
 
 
 STAGES = {
@@ -902,13 +903,14 @@ def run_stage(run, cases, evals):
     settings = STAGES[stage]
     updates = getattr(cfg, f"{stage}_steps", 0)  # ppo, eval: 0
     steps = cfg.steps if stage == "ppo" else math.ceil(updates / EVERY)
-    sets = evidence.searched(evals, settings.searches, cfg.beam)  # each set once per search
+    sets = evidence.searched(evals, settings.searches, cfg.beam)  # each set per search; beam: for its name
     if folder.is_done(steps, sets):
         return
     torch.manual_seed(cfg.seed)  # of new heads
     train_cases, held_out = evidence.kept_apart(cases, cfg.validate)  # held_out: the last ones
     all_cases = cases + [case for split in evals for case in split.cases]
-    # trained: an Encoder, a Policy or a T5; evaluated: what searches. Cases get their tokens and vectors
+    # learner: what is trained, an Encoder, a Policy or a T5; evaluated: the same, or the Policy that asks by
+    # it. Cases get their tokens and vectors
     learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:
@@ -945,7 +947,6 @@ def main(argv=None):
         case = evidence.find_case(evals[0], cfg.ask)
         policy, _ = stages.load(cfg, "eval", STAGES["eval"].begins_with, None, [case], Policy)
         return page.show_path(policy, greedy_paths(policy, [case])[0])
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, cases, evals)
     page.show_table(stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))

@@ -44,7 +44,6 @@ import torch
 from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
 from common.agent import Agent, Player
-from common.guards import POLICY
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
@@ -61,8 +60,8 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round | sec. 5.1
-    # which turns get a sibling. --loss sets the other two: none = group_size chains (grpo, dapo, gspo);
-    # branches = chains that split as they go (aepo) | Algorithm 1, Table 1
+    # which turns get a sibling: those of highest entropy, or random ones. --loss sets the others: none =
+    # group_size chains (grpo, dapo, gspo), branches = chains that split (aepo) | Algorithm 1, Table 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
@@ -85,7 +84,7 @@ class Config(flags.PassageFlags):
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's value, standardised over the tree, plus the same over the leaves of its chain
+    # tree-grpo = the leaf's reward, standardised over the tree, plus the same over the leaves of its chain
     # | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
@@ -102,8 +101,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; 0 = no limit; auto = what GRPO would sample: steps x questions x
-    # group_size x mean tokens, so far, of the chains that trees begin with
+    # sampled tokens that end training; 0 = no limit; auto = an estimate of what GRPO would sample: steps x
+    # questions x group_size x mean tokens, so far, of the chains that trees begin with
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -144,10 +143,7 @@ def render_prompt(tokenizer, question, form="system"):
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
         message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]  # sic: their template has the word "user"
-        try:
-            return chat.render_chat(tokenizer, [("system", message)])
-        except chat.TemplateError as error:
-            raise chat.TemplateError(f"{error}; --prompt-form chat asks in a user message") from error
+        return chat.render_chat(tokenizer, [("system", message)])
     return chat.render_chat(tokenizer, [("system", SYSTEM_PROMPT), ("user", [chat.Foreign(question)])])
 
 
@@ -191,7 +187,7 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # in its seed: chain3; chain3.0-2 left it, round 0, choice 2
+    name: str = ""                          # in its seed; chain3.0-2: a sibling in chain3, round 0, choice 2
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
     regenerated: int = 0                    # siblings sampled so far (unused for the root)
@@ -241,7 +237,7 @@ async def play_turn(player, node, name):
         temperature=player.temperature,
         seed=stable_seed(player.seed, name, len(turns)),
     )
-    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # decoded, up to and with the stop string
+    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # with the stop string's last token
     # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
     # common/rollout.py)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -315,8 +311,8 @@ async def grow_tree(play_from, cfg, seed):
 
 
 def rollout_trees(policy, retriever, questions, cfg, step):
-    """One tree per question, all grown at once: each rank grows its share, and gets all. A tree expands when
-    its own leaves are done (sec. 7); what it samples does not depend on the others."""
+    """One tree per question, all grown at once: each rank (GPU) grows its share, and gets all. A tree expands
+    when its own leaves are done (sec. 7); what it samples does not depend on the others."""
     search = rollout.BatchedSearch(retriever)
 
     async def grow(question, seed):
@@ -361,7 +357,7 @@ def parse_response(turns):
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
     search that got its result; the last has exactly one answer block, with \\boxed{} inside. Text around the
-    block is allowed: it may be the rest of a token such as ">."."""
+    block is allowed: the token that ends a stop string may go on, as ">." does."""
     text = "".join(t.text for t in turns)
     last = turns[-1].text
     answers = inside(ANSWER, text)
@@ -479,8 +475,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
 
     All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
     old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
-    its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: of the whole mini-batch, where this
-    is a micro-batch of it."""
+    its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: the denominator, where the rows are a
+    micro-batch: sequences of the whole mini-batch."""
     # the mask as bool; refuses shapes that do not fit
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
@@ -490,8 +486,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # tokens that were not sampled get turn 0's number; the mask below drops them
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # adds 0 to the value and 1 to the derivative: token t gets the gradient s_k A_k grad log p_t (Eq 12).
-    # Eq 11 gives each token 1/|turn| of it, at each of the turn's |turn| tokens: the same sum
+    # adds 0 to the value and 1 to the derivative: token t gets the gradient s_k A_k grad log p_t (Eq 12). By
+    # Eq 11 it gets 1/|turn| of that from each of the turn's |turn| terms: the same
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()  # finite; a mean log-ratio above 10 has no gradient
 
@@ -542,7 +538,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=N
         cfg.clip_low, cfg.clip_high, num_sequences)
     if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
         # on a GPU a kernel gives the same loss, and a shared turn goes through backward once; stats stay.
-        # gather: where (b, t) is among the distinct tokens; turn_ptr: where a distinct turn begins there
+        # The kernel has one advantage per turn; the correction gives one per token. gather: where (b, t) is
+        # among the tokens of the distinct turns, laid end to end; turn_ptr: where each turn begins there
         loss = turn_loss(
             distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -556,7 +553,7 @@ def trajectories_of(roots):
     return [leaf.trajectory for root in roots for leaf in root.leaves()]
 
 
-METRICS = POLICY | trees.TREES  # {name of a number that a step logs: its words}
+METRICS = trees.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, policy, reference, split):
@@ -564,7 +561,7 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    budget = baselines.TokenBudget(cfg)  # ours. budget.spent: tokens sampled so far, which checkpoints keep
+    budget = baselines.TokenBudget(cfg)  # ours. budget.spent: {"tokens": so far, …}; checkpoints keep it
     # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
@@ -589,13 +586,13 @@ def train(run, policy, reference, split):
                 # a flat tree has no gradient: no forward pass, and (ours) no KL. It counts in the
                 # denominators: the mean (Eq 10) is over all sampled leaves
                 with_advantages = [t for t in trajectories if t.advantages]
-                # micro-batches (B, T) with old_logprobs, mask, turn_ids, each turn's advantage at its tokens
+                # this rank's micro-batches (B, T): old_logprobs, mask, turn_ids, advantages at their tokens
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
                     cfg.temperature, entropies=cfg.loss == "aepo")
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # own batches, all ranks' counts
+                minibatches.append((batches, len(trajectories), num_tokens))  # counts of all ranks
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -604,11 +601,11 @@ def train(run, policy, reference, split):
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
             if not batches:  # all its trees are flat
                 continue
-            for b in batches:  # micro-batches, for memory alone: gradients add up, denominators are fixed
+            for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, distinct_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (D,)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, distinct_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.total:  # not in the first update: all log-ratios are 0
+                if meter.total:  # of earlier updates. In the first all log-ratios are 0
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
@@ -646,7 +643,7 @@ def main(argv=None):
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.warmup_data:
-        source = AGENT.warmed_up(cfg, source, evals[0])
+        source = AGENT.warmed_up(cfg, source, evals[0])  # demonstrations search with its retriever
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
     frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # a second model in memory; LoRA's reference is its base
@@ -655,7 +652,7 @@ def main(argv=None):
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
-    with run.stage(title, policy, evals, evaluate, cfg.steps):
+    with run.stage(title, policy, evals, evaluate):
         if cfg.eval_only:
             return trees.show_results(run.folder.path, AVERAGES, run.evaluate())
         reference = None
@@ -673,10 +670,9 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
-    cfg = flags.check(cfg, may_be_zero="steps rounds expand max_searches token_budget",
-                      above_zero="lr temperature", least={"bad_format_reward": -math.inf})
     baselines.check(cfg)
-    return flags.named(cfg, cfg.loss)
+    return flags.check(cfg, cfg.loss, may_be_zero="steps rounds expand max_searches token_budget",
+                       above_zero="lr temperature", least={"bad_format_reward": -math.inf})
 
 
 # ================================================================ appendix: nothing below is in the paper

@@ -44,12 +44,11 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, tra
 from common import model as models
 from common.agent import Agent
 from common.folder import left_by
-from common.guards import POLICY
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -60,9 +59,9 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # all = initial, baseline, forward, backward, one merge per share in --lambdas, all evaluated; eval =
-    # --checkpoint. Two controls (common/of_bi_rar/controls.py): length = 1 less .05 per search; shuffled =
-    # forward, its distances permuted over all right trajectories of a step
+    # all = initial, baseline, forward, backward, a merge per share in --lambdas; eval = --checkpoint alone.
+    # Two controls (common/of_bi_rar/controls.py): length: a right trajectory earns 1 less .05 per search;
+    # shuffled: forward, its distances permuted over all right trajectories of a step
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
     forward: str = ""               # merge: folder of the forward policy; empty = this run's
@@ -141,9 +140,9 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """(text, ids) of a search result that shows this text, cut where a turn may follow (before_a_turn). No
-    passage can write a tag or a special token (chat.Foreign). A result of more than `limit` tokens loses its
-    end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text, the ids as they are where a turn follows
+    (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
+    `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -236,6 +235,7 @@ def rollout_groups(policy, retriever, questions, cfg, step):
     seeds = rollout.question_seeds(questions, cfg.seed, step)
     agents = []
     for question, seed in zip(questions, seeds, strict=True):
+        # AGENT (below): player = prompt, policy, search and seed in one object
         player = AGENT.player(policy, search, question, cfg, seed, cfg.temperature)
         agents += [play(player, question, f"chain{k}") for k in range(cfg.group_size)]
     trajectories = rollout.run_agents(agents, policy.engine, search)
@@ -347,9 +347,9 @@ def measure_distances(policy, scorer, pairs, cfg):
     distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
     terms = {r: terms_of(r, line_break) for r in distinct if r.T}
-    # with --lora and no --scorer the scorer is the policy itself, its adapters off
+    # model: scorer.model; with --lora and no --scorer the policy itself, its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
-        bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}
+        bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}, of all ranks
     measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # an empty T stays there
     for r, of_step in terms.items():
         measured[r] = distances({name: bits[v_u] for name, v_u in of_step.items()})
@@ -417,7 +417,7 @@ def assign_advantages(group):
 
 # ---------------------------------------------------------------- update: a training step
 
-METRICS = POLICY | page.DISTANCES  # {name of a number that a step logs: its words}
+METRICS = page.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, policy, initial, scorer, split):
@@ -455,14 +455,14 @@ def train(run, policy, initial, scorer, split):
 
         # 5. per mini-batch (by default one per step, so rho is 1 and the clip does nothing)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
-        # o: a trajectory, adv: its advantage; N: trajectories of all ranks, whose gradients are summed
+        # o: a trajectory, adv: its advantage; N: the mini-batch's trajectories of all ranks, flat groups too.
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
-        # rho = exp(logprob - old_logprob)
+        # rho: exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         for batches, num_sequences in mini_batches:
-            for b in batches:  # micro-batches, whose gradients add up
+            for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
                 # b.advantages, unless there is --sampler-correction
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
@@ -519,7 +519,7 @@ def merge(forward, backward, lam, out):
 # ---------------------------------------------------------------- evaluate
 
 def evaluate(policy, split, cfg, progress, scorer=None):
-    """One trajectory per question, at --eval-temperature: (rows, summary; repeats: queries asked twice).
+    """(rows, summary) of one trajectory per question, at --eval-temperature. "repeats": queries asked twice.
     scorer: measures the distances of the first explain_limit trajectories, for page and plot."""
     trajectories = AGENT.answers(policy, split, cfg, progress)
     pairs = list(zip(trajectories, split.questions, strict=True))
@@ -571,10 +571,9 @@ def main(argv=None):
     initial_source = find_initial(cfg)
     if cfg.warmup_data:
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-    start = cfg.checkpoint or cfg.policy or initial_source  # of --stage eval not the initial policy
+    start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: another than the scorer
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         source, since = start, 0
         if run.name.startswith("merged-"):
@@ -606,7 +605,8 @@ def run_stage(run, source, since, initial_source, split, evals):
     as_scorer = not cfg.scorer
     as_reference = trains and cfg.kl_coef > 0
     needs_initial = bool(initial_source) and (as_scorer or as_reference)
-    frozen = int(needs_initial and not lora) + bool(cfg.scorer)  # more models in memory; LoRA has its base
+    # models in memory beside the policy: the initial one (with LoRA it is the policy's base), and the scorer
+    frozen = int(needs_initial and not lora) + bool(cfg.scorer)
     policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
     initial = None
     if needs_initial:
@@ -627,7 +627,7 @@ def pair_to_merge(cfg):
     pair = []
     for stage in ("forward", "backward"):
         given = getattr(cfg, stage)
-        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge", flag=f"--{stage}")
+        left = given or left_by(cfg, "bi_rar", stage, needed_by="a merge")
         pair.append(models.find_model(left))
     return pair
 
@@ -665,6 +665,8 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
+    if cfg.eval_only or cfg.stage == "eval":
+        cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)
@@ -677,9 +679,7 @@ def resolve(cfg):
     for lam in cfg.lambdas.split(","):
         if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")
-    if cfg.eval_only or cfg.stage == "eval":
-        cfg = replace(cfg, stage="eval", eval_only=True)
-    return flags.named(cfg)
+    return cfg
 
 
 # ================================================================ appendix: nothing below is in the paper

@@ -19,8 +19,8 @@ were made.
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  few-shot, warm-up and MyGO in the text of the embedded world, five
-                                           minutes; --envs kg does the same in its graph. (The world's policy
+    python mygo_mujica.py                  few-shot, warm-up and MyGO in the text of a generated world, five
+                                           minutes; --envs kg: in its knowledge graph. (The world's policy
                                            cannot read examples: its "few-shot" is the policy as it starts)
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
     python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
@@ -50,12 +50,11 @@ from common import model as models
 from common.agent import Agent
 from common.files import say, warn
 from common.folder import left_by
-from common.guards import RATIO, ROLLOUT, STEP, UPDATE
 from common.of_mygo import places, records
 from common.of_mygo.places import topic_entities
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, tell, timed
+from common.run import Run, make_engine, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -79,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question; and 20 characters per word
+    max_words: int = 200            # words of a passage, triple or question; in all 20 characters per word
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -173,7 +172,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*\(\s*
-    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several match, too, and make no call
+    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several match as well: no call, but seen
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 
@@ -310,11 +309,11 @@ class Team:
 
 @dataclass
 class PlannerInfo(Outcome):
-    """The `info` of a planner's Trajectory: Outcome's answer, problem, em, f1 (0 without an answer) and
-    searches (how many sub-questions), and these."""
+    """The `info` of a planner's Trajectory: Outcome's answer, problem (why there is none), em, f1 and
+    searches (number of sub-questions), and:"""
     who: tuple = ("text", "planner")
     request: str = ""           # its first user message
-    entities: list = field(default_factory=list)    # in a graph entities[label]; grows as workers find more
+    entities: list = field(default_factory=list)    # kg: label [i] means entities[i]; workers add more
     calls: list = field(default_factory=list)       # calls[i]: [(label, sub-question)] of turns[i]
     workers: list = field(default_factory=list)     # workers[i]: the Trajectory of each call's worker
     faults: Counter = field(default_factory=Counter)    # {fault: how often}
@@ -427,7 +426,7 @@ async def plan(team, question, name, seed, watch=None):
             for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
                 reports.append(report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
-            # None of these ids were sampled, so they have mask 0: the observation, and before it, if the
+            # observation_ids have mask 0, since none was sampled: the observation, and before it, if the
             # planner's turn was cut off, the end of its message
             observation = chat.Foreign(turn.observation)
             turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, observation)
@@ -439,8 +438,8 @@ async def plan(team, question, name, seed, watch=None):
 
 
 def report(info, entities, place, cfg):
-    """What the planner reads of a worker: its sentence. In a graph the tails of the selected triples get the
-    next labels, and are appended to `entities`, unless they have no triples of their own."""
+    """What the planner reads of a worker: its sentence. In a graph the tails of the selected triples are
+    appended to `entities` and get the next labels, unless they have one or have no triples of their own."""
     labels = []
     if info.facts:
         for i in info.selected:
@@ -508,8 +507,8 @@ async def until_enough(team, question, first_attempt, K, seed):
 
 
 def sample(team, questions, step, K, raise_K=True):
-    """(a group of attempts per question, K of this iteration). raise_K: before further attempts are made, the
-    mean reward of the first ones raises K; of these alone, since further ones go to hard questions."""
+    """(a group of attempts per question, K of this iteration). raise_K: the mean reward of the first attempts
+    raises K before more are made. (Later ones are of hard questions only, so they do not count.)"""
     seeds = question_seeds(questions, team.cfg.seed, step)
     first = team.run(plan(team, q, "attempt0", seed) for q, seed in zip(questions, seeds, strict=True))
     if raise_K:
@@ -564,7 +563,7 @@ def mini_batches(groups, size):
     return [batch for batch in batches if batch]
 
 
-METRICS = STEP | ROLLOUT | UPDATE | RATIO | records.METRICS  # {name of a number that a step logs: its words}
+METRICS = records.METRICS  # {name of a logged number: what it is}
 
 
 def train(run, stage, policy, sampler, reference, place):
@@ -591,7 +590,7 @@ def train(run, stage, policy, sampler, reference, place):
         # the next questions; epochs follow one another, each shuffled anew
         seed = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, seed)
-        with run.sampling(sampler, row):  # the engine gets the sampler's weights, row the seconds
+        with run.sampling(sampler, row):  # copies its weights into the engine, writes seconds into row
             if stage in BASELINES:
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
@@ -602,7 +601,7 @@ def train(run, stage, policy, sampler, reference, place):
         cosine_from = completed(step - 1)  # before the tokens of this iteration are counted
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        # metrics, and a sample for the page
+        # metrics (the retriever's, too), and a sample for the page
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
         if stage != "grpo":  # a file for LLaMA-Factory; GRPO learns from bad attempts, too
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
@@ -614,7 +613,8 @@ def train(run, stage, policy, sampler, reference, place):
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # where this update is, from 0 to 1, on one cosine over all iterations (ours)
+            # where this update is, from 0 to 1, on one cosine over all iterations (ours; about so with a
+            # --token-budget, whose iterations differ)
             cosine_at = cosine_from + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
@@ -626,7 +626,8 @@ def update(model, optimizer, attempts, lr, cfg, meter):
     training.set_lr(optimizer, lr)
     learned = [c for t in attempts for c in conversations(t)]
     # The denominator: what planners and workers sampled in the whole mini-batch, on all ranks. Each rank has
-    # micro-batches of its share (--micro-tokens, to save memory): all gradients are summed, never averaged
+    # micro-batches of its share (--micro-tokens, to save memory). Their gradients add up, and backward sums
+    # those of ranks (FSDP2): nothing is averaged
     num_tokens = sum(c.sampled_tokens for c in learned)
     for micro in training.collate_parts(model, learned, cfg.micro_tokens, cfg.share_prefixes):
         logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T), at sampling's temperature
@@ -732,15 +733,12 @@ def main(argv=None):
     free = ["stage", "envs", "token_budget"]  # --resume may change these flags
     # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
-        saves = stage in LEARNING
-        if stage == "warm-up":
-            saves = "once"  # at its end
+        saves = stage in ("warm-up", *LEARNING)
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
     split, evals = load_splits(cfg)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
     for env in envs:
@@ -751,14 +749,14 @@ def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates it."""
     cfg = run.cfg
     steps = cfg.steps if stage in LEARNING else 0
-    if records.budget_is_spent(run.folder, cfg.token_budget):  # trained enough, in fewer steps
-        steps = 0
+    if records.budget_is_spent(run.folder, cfg.token_budget):  # it ended the training
+        steps = 0  # none is missing
     if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
     source = start_weights(cfg, env, stage)
     if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
-        source = warmed_up(cfg, source, evals[0])
+        source = warmed_up(cfg, source, evals[0])  # a place to search, not its questions
     trains = stage in ("warm-up", *LEARNING)
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
@@ -801,7 +799,7 @@ def ask(cfg):
 def start_weights(cfg, env, stage):
     """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
     unless another start is given. Any other: --checkpoint, or the model."""
-    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # all warms the checkpoint up first
+    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # --stage all warms it up first
     if stage in LEARNING and not given:
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
@@ -870,13 +868,13 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
-    """Eq 4, minus w [min(rho A, clip(rho) A) - kl_coef k3] summed over tokens, with two changes: rho is per
-    token, not per turn, and w makes a mean over an attempt's tokens, of planner and workers. num_attempts: of
-    the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
+    """Eq 4 as a loss, the sum over tokens of -w [min(rho A, clip(rho) A) - kl_coef k3], with two changes: rho
+    is per token, not per turn, and w makes a mean over an attempt's tokens, of planner and workers.
+    num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
     weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef
-    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # unchanged by default
+    advantages = training.corrected_advantages(batch, cfg.sampler_correction)  # off by default
     return training.grpo_loss(
         logprobs, batch.old_logprobs, advantages, batch.response_mask, weights, clip_low=cfg.clip,
         clip_high=cfg.clip, kl_coef=kl_coef, ref_logprobs=batch.ref_logprobs)
@@ -924,7 +922,7 @@ def rows_of(learned, **more):
 
 
 def collected_rows(attempt, question):
-    """The rows of --collect. A worker that was cut off is left out."""
+    """The rows of --collect, without conversations whose last turn was cut off."""
     whole = [c for c in conversations(attempt) if c.turns[-1].stop_reason != "length"]
     return rows_of(whole, script="mygo_mujica", question=question.question)
 

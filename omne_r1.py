@@ -1,10 +1,10 @@
 """Omne-R1: learning to reason with memory for multi-hop question answering (arXiv 2508.17330).
 
 A policy walks a knowledge graph with two tools: entity_matcher finds names, node_info reads a node and its
-edges. The questions are made from the graph itself. Stage 1: PPO of the base model; its weights are used only
-to sample trajectories. Stage 2: SFT of the base model (in the paper a newer one) on right trajectories of
+edges. The questions are made from the graph itself. Stage 1: PPO of the base model; the result only samples
+trajectories. Stage 2: SFT of the base model again (in the paper of a newer one) on right trajectories of
 stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
-Stage 3: PPO of all weights from stage 2's, with another reward. ("Authors' code" is their public branch.)
+Stage 3: PPO of all weights, which begin as stage 2's, with another reward. ("Authors' code": their branch.)
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
 cost in each token's reward; the critic is a linear head on the policy's own hidden states.
@@ -18,8 +18,8 @@ cost in each token's reward; the critic is a linear head on the policy's own hid
     sec. 4.1.2, 4.2.4      accuracy, patterns of calls    accuracy, pattern_of
     app. A, B              ShareGPT rows, prompt          sharegpt_row, SYSTEM
 
-    python omne_r1.py                          embedded world, stages 1 to 3; ten minutes
-    python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over seeds (2, 3, 4, 8 likewise)
+    python omne_r1.py                          a generated world's graphs, stages 1 to 3; ten minutes
+    python -m common.ladder omne_r1 table5 --seeds 3       Table 5 over 3 seeds; also table2, 3, 4, 8
     python omne_r1.py --stage sft --sft-data FILE --think-weight .1 --name tenth   one stage; --resume goes on
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/ --stage synthesize --teacher http://HOST/v1
     python omne_r1.py --model Qwen/Qwen3-14B --graph graphs/              the paper's setting; not run
@@ -53,7 +53,7 @@ from common.kg import one_line
 from common.of_omne import graph_questions, plumbing, records
 from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
-from common.run import Run, program, tell, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -72,7 +72,7 @@ class Config(flags.PolicyFlags):
 
     # ---- graphs and tools
 
-    # graphs by their types: NAME=FILE,NAME=FOLDER, one file, a folder of graphs, or http://HOST:PORT
+    # NAME=FILE,NAME=FOLDER (a question's type is its graph's NAME), a file, a folder of graphs, http://HOST:PORT
     graph: str = ""
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
     matches: int = 5                # entities that entity_matcher shows | app. A
@@ -90,7 +90,7 @@ class Config(flags.PolicyFlags):
 
     # training questions: a file as --stage synthesize writes it; empty = made from the graphs
     data: str = ""
-    # finds paths and words questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY); "template"
+    # finds paths and phrases questions: an OpenAI-compatible chat endpoint (key: OPENAI_API_KEY); "template"
     # needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the model's name there | sec. 2
@@ -113,8 +113,8 @@ class Config(flags.PolicyFlags):
     clip: float = .2
     gamma: float = 1.0              # discount per token | ours, verl's
     lam: float = 1.0                # lambda of GAE | ours, verl's
-    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | authors' code,
-    # which leaves it off (use_kl_in_reward)
+    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | the value is in the
+    # authors' code, but switched off there (use_kl_in_reward)
     kl_coef: float = 1e-3
     value_coef: float = .5          # weight of the value loss | ours
 
@@ -154,7 +154,7 @@ def opening(tokenizer, think):
     """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids), as if a tag, "<…", follows them
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids as before a tag, "<…")
     return ids
 
 
@@ -280,7 +280,7 @@ def result_of(turns, question, cfg):
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
-    problem = ""  # all right: so the last round has an answer
+    problem = ""  # each round has the right form, so the last one answers
     if not all(right_format):
         problem = "no answer" if answer is None else "form"
     return Result(
@@ -297,8 +297,8 @@ def result_of(turns, question, cfg):
 
 def accuracy(answer, gold):
     """em: answer and gold are equal as the tools print names (one_line: one blank for several, tags made
-    harmless; sec. 4.1.2); {}: all are 0. normalised: the accuracy of the authors' code. A node has one name,
-    so there is one gold answer."""
+    harmless; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
+    gold answer. Without an answer {}: Result's defaults, 0."""
     said, gold = one_line(answer or ""), one_line(gold)
     if not said:
         return {}
@@ -324,7 +324,7 @@ def pattern_of(calls_made, answer):
 
 def rollouts(policy, tools, questions, cfg, *when):
     """group_size trajectories per question, all played at once: each rank plays its share, and gets all. Each
-    has seeds of its own, made of the run's seed, `when` (stage, step), the question and its number there."""
+    has its own seed, of the run's, `when` (stage, step), the question, and its number in the group."""
     search = rollout.BatchedSearch(tools)
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
@@ -460,7 +460,7 @@ def assign_credit(batches, cfg):
 def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask, clip, num_tokens):
     """(policy loss, value loss, stats) of tensors (B, T). L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip)
     A), r = pi / pi_old. L^value: mean (V - R)^2. num_tokens: sampled tokens of the whole mini-batch, on all
-    ranks; both losses are this micro-batch's sums over it, so that micro-batches add up to the mean."""
+    ranks; both losses are this micro-batch's sums, divided by it: micro-batches add up to the mean."""
     response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
@@ -522,7 +522,7 @@ def train(run, stage, policy, source, split):
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums stats, vetoes NaN
         for batches, num_tokens in mini_batches * cfg.epochs:
-            for b in batches:  # for memory alone: gradients add up, over batches and over ranks
+            for b in batches:  # for memory alone: gradients add up, and backward sums ranks' (FSDP2)
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
                 # as they are, or, with --sampler-correction, times trainer's over engine's probability
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
@@ -621,7 +621,7 @@ def thoughts(question, seed=0):
 
 
 def with_fillers(rng, *parts):
-    """A filler, the parts and, half the time, a second filler; always, where there is one part alone."""
+    """A filler, the parts, and a second filler: always after a single part, else half the time."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -658,7 +658,8 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)  # its weights, if rows are sampled
+    # rank 0 begins the folder; stage1: the checkpoint that samples rows (--sft-sampled)
+    folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
     if not file.exists():
         rows = []
@@ -729,8 +730,8 @@ def starts_of(ids, row):
 
 def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total; both (B, T), w = 0 where nothing is learned.
-    total: the sum of w over the whole update (of w that sum to 1 in each row: the number of rows). total <=
-    1e-8 gives 0."""
+    total: the sum of w over the whole update; train_sft's w sum to 1 in each row, so there it is the number
+    of rows. total <= 1e-8 gives 0."""
     loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
@@ -798,7 +799,7 @@ def evaluate(policy, split, cfg, progress):
 # ---------------------------------------------------------------- main
 
 TRAINS = ("ppo", "sft", "rl")
-# rows of Table 8, labels of folders: (value of --stage, of --think; sec. 3.5)
+# {row of Table 8, which also names the run's folder: (--stage, --think)} | sec. 3.5
 STAGES = {
     "base": ("eval", "on"),
     "stage1": ("ppo", "on"),
@@ -827,7 +828,6 @@ def main(argv=None):
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # an error if stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
-    tell(cfg, cfg.steps)  # prints what will happen
     for run in runs:
         run_stage(run, stages[run.name][0], split, evals)
     from common import ladder
@@ -865,7 +865,7 @@ def start_weights(cfg, kind, evaluated=frozenset()):
     --model, --policy (an API). Adapters are merged. evaluated: fingerprints that a warm-up leaves out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
-        source = left_by(cfg, "omne_r1", stage, "--stage rl", called="sft")
+        source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
         if cfg.warmup_data:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout, splits
+from common import chat, data, metrics, rollout
 from common import model as models
-from common.files import console, plain
+from common.files import console, plain, say
 
 
 def show_turn(turn):
@@ -95,11 +95,24 @@ class Agent:
         return trajectories
 
     def within_limit(self, policy, sets, cfg):
-        """splits.within_limit of these splits, by --max-prompt."""
-        def length(q):
-            return len(self.prompt(policy.tokenizer, q, cfg))
+        """The splits (None stays None) with the questions whose prompts fit into --max-prompt; an overlong
+        one is an error, or left out with --skip-bad."""
+        def fits(q):
+            return len(self.prompt(policy.tokenizer, q, cfg)) <= cfg.max_prompt
 
-        return splits.within_limit(sets, length, cfg.max_prompt, cfg.skip_bad)
+        kept = []
+        for split in sets:
+            if split is not None:
+                questions = list(filter(fits, split.questions))
+                overlong = len(split.questions) - len(questions)
+                told = f"{split.name}: {overlong} prompts over --max-prompt {cfg.max_prompt} tokens"
+                if overlong and not (cfg.skip_bad and questions):
+                    raise data.DataError(f"{told}: raise it, or leave some out with --skip-bad")
+                if overlong:
+                    say(f"{told} are left out")
+                split = replace(split, questions=questions)
+            kept.append(split)
+        return kept
 
     def ask(self, run, source, retriever, question=None):
         """--ask: one trajectory of the weights `source`, shown while it is played. question: with what the
@@ -107,7 +120,8 @@ class Agent:
         cfg, policy = run.cfg, run.policy(source, trains=False)
         question = question or data.Question("ask", cfg.ask, [""])
 
-        def agent(search, seed):
+        def agent(policy, search):
+            seed = rollout.stable_seed(cfg.seed, "ask")
             player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
             return self.play(player, question, "ask")
 
@@ -207,6 +221,5 @@ class Agent:
 
         words = re.findall(r"\w+|[^\w\s]", self.words)
         steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=self.hard)
-        recipe = tiny.Recipe(
-            self.script, steps, flaw_rate, cfg.world_scale, cfg.top_k, cfg.world, cfg.engine)
+        recipe = tiny.Recipe(self.script, steps, flaw_rate, cfg.world_scale, cfg.top_k, cfg.world)
         return tiny.tiny_policy(recipe, words, list(self.tags), render)

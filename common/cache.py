@@ -2,39 +2,20 @@
 
     cache.made_once(cache.folder() / f"dense-{cache.key([name, cache.digest(name), *texts])}.faiss", write)"""
 
-import errno
-import fcntl
-import functools
 import hashlib
 import json
 import os
-import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
-from common.files import warn
+from filelock import FileLock
 
 WHOLE = 256 * 2**20  # bytes of a file that are read for its digest
 PIECE = 2**20
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-warn_once = functools.cache(warn)
 
 
 def folder():
-    """$XDG_CACHE_HOME/fivehop, else ~/.cache/fivehop; where nobody may write there, as in a container without
-    a home, .cache/fivehop of the working folder."""
-    place = None
-    try:
-        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fivehop"
-        place.mkdir(parents=True, exist_ok=True)
-        if os.access(place, os.W_OK):
-            return place
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
-        pass
-    here = Path.cwd() / ".cache" / "fivehop"
-    warn_once(f"nothing can be kept in {place or 'a home, which this user lacks'}: {here} is taken "
-              "(XDG_CACHE_HOME names another place)")
-    return here
+    """$XDG_CACHE_HOME/fivehop, else ~/.cache/fivehop."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fivehop"
 
 
 def key(parts):
@@ -81,38 +62,19 @@ def _of_file(path):
     return found.hexdigest()[:16]
 
 
-@contextmanager
 def locked(path):
-    """The body of one process at a time, of those that lock this file; the others wait. Yields whether it is
-    so: some file systems have no locks."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        held = True
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            held = False
-            warn_once(f"{path.parent}: this file system has no locks; see that no other process makes the "
-                      "same there")
-        yield held
+    """with locked(file): the body of one process at a time; the others wait."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path)
 
 
 def made_once(path, write):
     """The path, with the file or folder there that write(path) makes: by one process, for which the others
     wait."""
     path = Path(path)
-    with locked(path.with_name(f".{path.name}.lock")) as held:
+    with locked(path.with_name(f".{path.name}.lock")):
         if not path.exists():
-            mine = "" if held else f"-{os.urandom(4).hex()}"
-            part = path.with_name(f".{path.name}{mine}.tmp")
+            part = path.with_name(f".{path.name}.tmp")
             write(part)
-            try:
-                part.replace(path)
-            except OSError:  # a folder that another process made meanwhile
-                if held or not path.exists():
-                    raise
-                shutil.rmtree(part)
+            part.replace(path)
     return path

@@ -1,12 +1,8 @@
-"""Checkpoints: model in Hugging Face form, optimizer.safetensors (of several ranks one each), trainer.json
-with a digest of every file. The new one is complete on disk before the old one goes; `find` knows what a kill
-between two renames left."""
+"""Checkpoints: model in Hugging Face form, optimizer.safetensors (of several ranks one each), trainer.json.
+The new one is complete on disk before the old one goes; `find` knows what a kill between two renames left."""
 
-import glob
-import itertools
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -14,15 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import cache, distributed, forms
-from common.files import UserError, say
+from common import distributed
+from common.files import UserError, read_json, say
 
 
 class ModelError(UserError):
     """A model or checkpoint that cannot be used; the message says what to do."""
-
-
-REMEDY = "restore it, or start anew with another --name and --checkpoint"
 
 
 def steps_between(save_every, model, optimizer):
@@ -44,25 +37,24 @@ def save(folder, model, tokenizer, optimizer, state):
     A failed save leaves the old one as it was. Tensors are whole, as one process has them. Moments, two
     thirds of the bytes, are written by all ranks, a part and a file each; weights by the first, so that every
     checkpoint is a model in Hugging Face form."""
-    folder = Path(folder)
     moments = distributed.collect(_moments(model, optimizer), by_all=True)
     weights = None
+    part = ""
     if distributed.world() > 1:
         weights = distributed.collect(model.state_dict(keep_vars=True))
-    part = f"-{distributed.rank() + 1}-of-{distributed.world()}" if distributed.world() > 1 else ""
-    new = [_beside(folder, "new", find(folder))] if distributed.rank() == 0 else []
-    new = distributed.gather(new)[0]
+        part = f"-{distributed.rank() + 1}-of-{distributed.world()}"
+    new = Path(f"{folder}.new")
+    distributed.once(shutil.rmtree, new, ignore_errors=True)
     try:
         new.mkdir(parents=True, exist_ok=True)
         file = new / f"optimizer{part}.safetensors"
         save_file(moments, str(file))
         _to_disk(file)
         distributed.once(_write, new, model, weights, tokenizer, state)
-        distributed.once(_put, new, folder)
+        distributed.once(_put, new, Path(folder))
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise ModelError(f"cannot save {folder}: {error}. What was saved before is untouched; free some "
-                         "space and use --resume") from error
+        raise ModelError(f"cannot save {folder}: {error}. What was saved before is untouched") from error
 
 
 def _write(new, model, weights, tokenizer, state):
@@ -72,11 +64,10 @@ def _write(new, model, weights, tokenizer, state):
     else:
         model.save_pretrained(new, state_dict=weights)
     tokenizer.save_pretrained(new)
-    digests = {str(file.relative_to(new)): cache.digest(file) for file in _files(new)}
-    digests.pop("README.md", None)  # adapters come with one, and the card of the run replaces it
-    for file in _files(new):
-        _to_disk(file)
-    (new / "trainer.json").write_text(json.dumps({**state, "digests": digests}, indent=1))
+    for file in new.rglob("*"):
+        if file.is_file():
+            _to_disk(file)
+    (new / "trainer.json").write_text(json.dumps(state, indent=1))  # the last one: it is whole
     _to_disk(new / "trainer.json")
 
 
@@ -86,29 +77,13 @@ def _to_disk(file):
 
 
 def _put(new, folder):
-    """Puts the new checkpoint into the old one's place. An old one that cannot be deleted (another process
-    reads it, over NFS) stays beside it."""
+    """Puts the new checkpoint into the old one's place."""
+    old = Path(f"{folder}.old")
+    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        folder.rename(_beside(folder, "old"))
+        folder.rename(old)
     new.rename(folder)
-    for path in _left_of(folder):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _beside(folder, word, kept=None):
-    """A free name: checkpoint.old, or checkpoint.old1 where that cannot be deleted or is to be kept."""
-    for n in itertools.count():
-        path = folder.with_name(f"{folder.name}.{word}{n or ''}")
-        if path != kept:
-            shutil.rmtree(path, ignore_errors=True)
-        if not path.exists():
-            return path
-
-
-def _left_of(folder):
-    """The new and old ones that stand beside a checkpoint."""
-    there = folder.parent.glob(f"{glob.escape(folder.name)}.*") if folder.name else ()
-    return sorted(path for path in there if re.fullmatch(r"\.(new|old)\d*", path.suffix))
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _moments(model, optimizer):
@@ -123,52 +98,16 @@ def _moments(model, optimizer):
 
 
 def find(folder):
-    """The newest whole one of the folder itself and what a kill between the two renames left beside it; None
-    where nothing was saved."""
-    folder = Path(folder)
-    there = [path for path in (folder, *_left_of(folder)) if (path / "trainer.json").exists()]
-    if len(there) < 2:  # (whoever reads it says what is wrong with it)
-        return there[0] if there else None
-
-    def worth(path):
-        try:
-            return read_state(path)["step"]
-        except ModelError:
-            return -1
-    return max(there, key=worth)
-
-
-def _files(folder):
-    return sorted(f for f in Path(folder).rglob("*") if f.is_file())
-
-
-def read_state(folder):
-    """trainer.json of a checkpoint;
-    ModelError where it is damaged, or another of its files is not as it was saved."""
-    damaged = f"{folder}: the checkpoint is damaged"
-    try:
-        state = json.loads((Path(folder) / "trainer.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        what = type(error).__name__
-        raise ModelError(f"{damaged} (trainer.json: {what}); {REMEDY}") from error
-    found = forms.misfit(state, forms.form_of("trainer.json"))
-    if found:
-        raise ModelError(f"{damaged} (trainer.json has no {found[0]} that is {found[1]}); {REMEDY}")
-    digests = state.get("digests")
-    if state["step"] < 0 or digests is None:
-        raise ModelError(f"{damaged} (trainer.json has no step and digests); {REMEDY}")
-    for name, digest in digests.items():
-        file = Path(folder) / name
-        if not file.is_file():
-            raise ModelError(f"{damaged} ({name} is missing); {REMEDY}")
-        if cache.digest(file) != digest:
-            raise ModelError(f"{damaged} ({name} is changed since it was saved); {REMEDY}")
-    return state
+    """The newest whole one: the folder, or what a kill between two renames left beside it; None where nothing
+    was saved."""
+    for path in (Path(folder), Path(f"{folder}.new"), Path(f"{folder}.old")):
+        if (path / "trainer.json").exists():
+            return path
+    return None
 
 
 def load_training_state(folder, model, optimizer):
-    """Fills the optimizer from a checkpoint (checked before by read_state) and returns its trainer.json."""
-    state = read_state(folder)
+    """Fills the optimizer from a checkpoint and returns its trainer.json."""
     parameters = dict(model.named_parameters())
     for file in sorted(Path(folder).glob("optimizer*.safetensors")):
         with safe_open(str(file), "pt") as saved:
@@ -183,4 +122,4 @@ def load_training_state(folder, model, optimizer):
                 else:
                     value = value.to(p.device)
                 optimizer.state[p][what] = value
-    return state
+    return read_json(Path(folder) / "trainer.json", dict)

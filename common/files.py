@@ -1,7 +1,5 @@
 """The terminal; files that are whole or not there: JSON, JSON lines, atomic writes; names of models and data
-sets.
-
-Imports nothing of the project but the forms of its files."""
+sets. Imports nothing of the project."""
 
 import functools
 import json
@@ -9,14 +7,10 @@ import os
 import re
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-
-from common import forms
 
 console = Console(highlight=False, soft_wrap=True)
 if not console.is_terminal:  # logs are not cut at 80 columns
@@ -53,17 +47,6 @@ def plain(text):
     return escape(one_line(text))
 
 
-def table(title, header, rows):
-    """Its first column is folded, numbers are not."""
-    t = Table(title=plain(title), title_justify="left")
-    t.add_column(plain(header[0]), max_width=30)
-    for h in header[1:]:
-        t.add_column(plain(h), justify="right", no_wrap=True)
-    for row in rows:
-        t.add_row(*map(plain, row))
-    console.print(t)
-
-
 def clock(seconds):
     """
     >>> clock(42), clock(188), clock(7500)
@@ -79,18 +62,19 @@ def clock(seconds):
 class Progress:
     """A long piece of work, done of total: a live line on a terminal, a line every 20 seconds in a log.
 
-    at_once: its parts run side by side: the time left is not guessed. live=False: never a live line; then it
-    need not be entered."""
+    at_once: its parts run side by side: the time left is not guessed. Where it is not entered, there is no
+    live line."""
     every = 20.0
 
-    def __init__(self, what, at_once=False, live=True):
+    def __init__(self, what, at_once=False):
         self.at_once = at_once
         self.what = what
         self.began = self.said = time.time()
-        self.status = console.status(what) if live and console.is_terminal else None
+        self.status = None
 
     def __enter__(self):
-        if self.status:
+        if console.is_terminal:
+            self.status = console.status(self.what)
             self.status.start()
         return self
 
@@ -124,11 +108,8 @@ def write_atomic(path, text):
             f.flush()
             os.fsync(f.fileno())
         part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror}. "
-                       "What was written before is untouched") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 REMEDY = "restore it, or start anew with another --name"
@@ -143,25 +124,13 @@ def write_jsonl(path, rows):
 
 
 def read_json(path, kind):
-    """The value of a JSON file that must be a `kind` (dict or list) and have the form of common/forms.py;
-    RunError names a missing or damaged one."""
+    """The value of a JSON file, a `kind` (dict or list); RunError names a missing or damaged one."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is missing: {REMEDY}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({type(error).__name__}): {REMEDY}") from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({type(error).__name__}): {REMEDY}") from error
     if not isinstance(value, kind):
-        wanted = "object" if kind is dict else "list"
-        raise RunError(f"{path} is damaged (no {wanted}): {REMEDY}")
-    check_form(path, value, forms.form_of(path))
-    return value
-
-
-def read_evaluation(path):
-    """{"summary", "predictions"} of an eval_<set>.json."""
-    value = read_json(path, dict)
-    check_form(path, value, forms.EVALUATION)
+        raise RunError(f"{path} holds no {kind.__name__}: {REMEDY}")
     return value
 
 
@@ -173,44 +142,22 @@ def read_evaluations(folder, when=""):
         parts = re.fullmatch(r"eval_(.*?)(_(before|step\d+))?\.json", file.name)
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
-            found[name] = read_evaluation(file)
+            found[name] = read_json(file, dict)
     return found
 
 
-def check_form(path, value, form, line=0):
-    """RunError where the value of a file, or of a line of it, has another form."""
-    found = forms.misfit(value, form)
-    if not found:
-        return
-    where, wanted = one_line(found[0])[:80] or "form of ours", found[1]
-    if line:
-        raise RunError(f"{path}: line {line} has no {where}; nothing was changed. "
-                       f"It must be {wanted}: {REMEDY}")
-    raise RunError(f"{path} is damaged (no {where} that is {wanted}): {REMEDY}")
-
-
 def read_jsonl(path):
-    """Rows of a JSON-lines file, in the form of common/forms.py; a last line cut off by a kill is left out.
-    No file: no rows."""
-    form = forms.form_of(path)
-    try:
-        lines = Path(path).read_bytes().decode().split("\n")  # (splitlines would also cut at U+2028)
-    except FileNotFoundError:
-        lines = []
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path} is damaged ({type(error).__name__}); nothing was changed") from error
+    """Rows of a JSON-lines file; a last line cut off by a kill is left out. No file: no rows."""
+    path = Path(path)
+    lines = path.read_bytes().split(b"\n") if path.exists() else []  # (splitlines would cut at U+2028, too)
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                row = json.loads(line)
-                check_form(path, row, form, number)
-                rows.append(row)
-        except (ValueError, RecursionError) as error:
+                rows.append(json.loads(line))
+        except ValueError as error:
             if number < len(lines):
-                why = getattr(error, "msg", type(error).__name__)
-                message = f"{path}: line {number} is not valid JSON ({why}); nothing was changed"
-                raise RunError(message) from error
+                raise RunError(f"{path}: line {number} is not valid JSON: {REMEDY}") from error
     return rows
 
 
@@ -220,25 +167,16 @@ class Lines:
     """A file of JSON lines that only grows; the last line, if a kill cut it off, is dropped."""
 
     def __init__(self, path):
-        self.path = Path(path)
-        self.rows = []
-        try:
-            if self.path.exists():
-                self.rows = read_jsonl(self.path)  # (an error here changes nothing)
-                whole = self.path.read_bytes().rfind(b"\n") + 1
-                os.truncate(self.path, whole)
-                self.rows = read_jsonl(self.path)
-            self.file = open(self.path, "a", encoding="utf-8", errors="replace", newline="\n")
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be read or written ({error.strerror})") from None
+        path = Path(path)
+        if path.exists():
+            whole = path.read_bytes().rfind(b"\n") + 1
+            os.truncate(path, whole)
+        self.rows = read_jsonl(path)
+        self.file = open(path, "a", encoding="utf-8", errors="replace", newline="\n")
 
     def add(self, row):
-        try:
-            self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            self.file.flush()
-        except OSError as error:
-            raise RunError(f"cannot write {self.path}: {error.strerror}. What was written before stays: "
-                           "make room and run the same command again") from None
+        self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.file.flush()
         self.rows.append(row)
 
     def close(self):
@@ -269,8 +207,7 @@ class Keyed:
 # ---------------------------------------------------------------- models and data sets by name
 
 class HubError(UserError):
-    """Nothing usable has that name; the message says whether it is misspelt, gated, or the hub is out of
-    reach."""
+    """Nothing usable has that name; the hub's own words say why."""
 
 
 def looks_like_path(name):
@@ -295,25 +232,15 @@ def locate(name, kind="model"):
     if path.is_dir():
         return str(path)
     if looks_like_path(name):
-        raise HubError(f"{name}: no such folder here. Give a folder in Hugging Face form, "
-                       "or a hub id such as owner/name")
-    from huggingface_hub import HfApi, errors, snapshot_download
-    why = "HF_HUB_OFFLINE is set, so the hub is not asked"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
-        try:
-            HfApi().repo_info(name, repo_type=kind, timeout=10.0)
-            return name
-        except errors.GatedRepoError as error:
-            raise HubError(f"{name}: gated on the hub: accept its terms there, then log in "
-                           "(`hf auth login`, or HF_TOKEN)") from error
-        except errors.RepositoryNotFoundError as error:
-            raise HubError(f"{name}: the hub has no such {kind}, or it is private: "
-                           "check the spelling, or log in") from error
-        except Exception as error:  # no answer: whatever its HTTP client raises
-            why = f"the hub cannot be reached ({type(error).__name__})"
+        raise HubError(f"{name}: no such folder here, and no hub id such as owner/name")
+    from huggingface_hub import HfApi, snapshot_download
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=10.0)
+        return name
+    except Exception as error:  # misspelt, gated, no network, HF_HUB_OFFLINE: its own words say which
+        why = one_line(error)
     try:
         folder = snapshot_download(name, repo_type=kind, local_files_only=True)
     except Exception as error:  # whatever the client raises, there is no copy
-        raise HubError(f"{name}: not in the local cache, and {why}. Give a folder, or fetch it where there "
-                       "is a network; HF_HUB_OFFLINE=1 says that there is none") from error
+        raise HubError(f"{name}: not in the local cache; the hub: {why}") from error
     return folder if kind == "model" else name  # (`datasets` finds its own copies)

@@ -5,27 +5,22 @@
         steps: int = 240      # training steps | sec. 5.1
 
 --help shows a field's comment. Behind the bar stands who set the default: the paper's section or the
-authors' code; what has no bar, or "ours" behind it, stands in the last group.
+authors' code.
 """
 
-import dataclasses
 import importlib.util
 import itertools
 import math
 import re
 import shlex
-import shutil
-import signal
 import sys
-import textwrap
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 import torch
 import tyro
-from tyro._docstrings import get_field_docstring
 
 from common import distributed
 from common.rollout import stable_seed
@@ -50,7 +45,7 @@ class Flags:
     # steps between checkpoints; auto = 1 below 1 GB, else 10, or one per 4 GB where that is more; 0 = at the
     # end only
     save_every: Literal["auto"] | int = "auto"
-    log: str = ""                 # tracker beside the files: trackio, or wandb (offline)
+    log: Literal["", "trackio", "wandb"] = ""   # tracker beside the files; wandb: offline
     seed: int = 0                 # of everything that is random
     name: str = ""                # of the run folder in runs/<script>/; empty = of method, model, data, seed
     out: str = "runs"             # where run folders go
@@ -78,7 +73,8 @@ class PolicyFlags(Flags):
     warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
     lr_warmup: float = 0.0        # share of the training steps over which the learning rate rises
 
-    # what samples; auto = vllm where CUDA and vLLM are; a run keeps its own, since random streams differ
+    # what samples; auto = vllm where CUDA and vLLM are, but not in the embedded world; a run keeps its own,
+    # since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -110,7 +106,11 @@ ABOVE_ZERO = ("world_scale", "cache_gb", "warmup_lr")
 
 def run_name(cfg, *first):
     """The name of a run folder where --name is empty: `first`, model and data where they are not the default,
-    and the seed."""
+    and the seed; of an evaluation a number."""
+    if cfg.eval_only and isinstance(cfg, PassageFlags):
+        model = cfg.model or cfg.policy_model
+        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
+        return f"eval-{stable_seed(*evaluated) % 10**6}"
     model = cfg.model or isinstance(cfg, PolicyFlags) and cfg.policy_model
     parts = [*first, Path(model or "").name]
     if cfg.data not in ("world", type(cfg)().data):
@@ -123,17 +123,6 @@ def run_name(cfg, *first):
     return re.sub(r"[^\w.=+-]+", "-", name)[-100:].strip("-.")
 
 
-def named(cfg, *first):
-    """cfg with --name and --retriever filled in, where they are empty."""
-    name = run_name(cfg, *first)
-    if cfg.eval_only:
-        model = cfg.model or cfg.policy_model
-        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
-        name = f"eval-{stable_seed(*evaluated) % 10**6}"
-    usual = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
-    return replace(cfg, name=cfg.name or name, retriever=cfg.retriever or usual)
-
-
 # ---------------------------------------------------------------- what flags must be
 
 def refuse(name, value, wanted):
@@ -141,31 +130,25 @@ def refuse(name, value, wanted):
     sys.exit(f"error: --{name.replace('_', '-')} {value}: {wanted}")
 
 
-def check(cfg, may_be_zero, above_zero, world_sets=None, least=None):
-    """cfg without "auto" where that decides what is computed, so that config.json says what ran. Refuses
-    numbers that no run can use, and what is not here.
+def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=None):
+    """cfg without "auto" where that decides what is computed, so that config.json says what ran; of a
+    searching policy with --name (see run_name) and --retriever. Refuses numbers that no run can use, and
+    flags that do not go together.
 
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
     ones."""
     if isinstance(cfg, PolicyFlags) and cfg.engine == "auto":
-        on_gpu = torch.cuda.is_available() and has_vllm()
-        cfg = replace(cfg, engine="vllm" if on_gpu else "transformers")
+        wants_vllm = torch.cuda.is_available() and has_vllm() and cfg.data != "world"
+        cfg = replace(cfg, engine="vllm" if wants_vllm else "transformers")
     check_numbers(cfg, (*MAY_BE_ZERO, *may_be_zero.split()), (*ABOVE_ZERO, *above_zero.split()), least or {})
-    if Path(cfg.out).exists() and not Path(cfg.out).is_dir():
-        refuse("out", cfg.out, "is a file: the name of a folder for run folders")
-    if cfg.log not in ("", "trackio", "wandb"):
-        refuse("log", cfg.log, "trackio or wandb")
-    if cfg.log and not importlib.util.find_spec(cfg.log):
-        refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     if isinstance(cfg, PolicyFlags):
         check_policy(cfg)
-    if isinstance(cfg, PassageFlags) and cfg.data != "world" and cfg.world != "plain":
-        refuse("world", cfg.world, "is a level of the embedded world, without --model and --data")
     if cfg.data == "world":
         check_world(cfg, world_sets)
     if isinstance(cfg, PassageFlags):
-        needs_a_model(cfg)
+        usual = "bm25" if cfg.corpus or cfg.data == "world" else "http://127.0.0.1:8000"
+        cfg = replace(cfg, name=cfg.name or run_name(cfg, *first), retriever=cfg.retriever or usual)
     return cfg
 
 
@@ -175,51 +158,38 @@ def check_numbers(cfg, may_be_zero, above_zero, least):
     for name, value in vars(cfg).items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        if not math.isfinite(value):
-            refuse(name, value, "a finite number")
         whole = int in (hints[name], *get_args(hints[name]))
         minimum = least.get(name, 1 if whole and name not in may_be_zero else 0)
-        if name == "temperature" and value <= 0:
-            refuse(name, value, "a number above 0 (it is that of training; greedy evaluation is "
-                   "--eval-temperature 0)")
+        if not math.isfinite(value) or value < minimum:
+            refuse(name, value, f"at least {minimum}, and finite")
         if name in above_zero and value <= 0:
             refuse(name, value, "a number above 0")
-        if value < minimum:
-            refuse(name, value, f"at least {minimum}")
-        if name.endswith("lr") and value > 1:
-            refuse(name, value, "a learning rate of at most 1")
-        if name in ("clip", "clip_low", "clip_high") and value >= 1:
-            refuse(name, value, "below 1: the window is 1 - low to 1 + high")
-    if cfg.seed >= 2**63:
-        refuse("seed", cfg.seed, "a number from 0 to 2^63 - 1")
 
 
 def check_policy(cfg):
-    """Refuses a warm-up that nothing would learn from, what cannot be collected, and what is not on this
-    machine."""
-    file = Path(cfg.collect).expanduser()
-    collects = bool(cfg.collect)
-    in_8_bits = cfg.optimizer == "adamw8bit"
+    """Refuses flags that do nothing together, or something else than they say."""
+    world, needs_model = cfg.data == "world", isinstance(cfg, PassageFlags)
     for wrong, name, words in (
-        (cfg.data == "world" and getattr(cfg, "corpus", ""), "corpus",
+        (needs_model and not world and not (cfg.policy or cfg.checkpoint or cfg.model), "data",
+         "needs --model or --checkpoint"),
+        (needs_model and not world and cfg.world != "plain", "world",
+         "is a level of the embedded world, without --model and --data"),
+        (world and getattr(cfg, "corpus", ""), "corpus",
          "is for --model, --checkpoint or --policy with --data; the world's tiny policy has its own"),
-        (cfg.warmup_data and cfg.data == "world", "warmup_data",
+        (world and cfg.warmup_data, "warmup_data",
          "is for --model and --data FILE; the world's tiny policy has its own"),
-        (cfg.warmup_data and cfg.checkpoint, "warmup_data",
-         "begins with --model; --checkpoint has learned already"),
-        (collects and (not cfg.eval_only or cfg.ask), "collect", "goes with --eval-only, and without --ask"),
-        (collects and cfg.data == "world", "collect",
+        (cfg.collect and (not cfg.eval_only or cfg.ask), "collect", "goes with --eval-only, without --ask"),
+        (cfg.collect and world, "collect",
          "is for --data FILE; the embedded world has demonstrations of its own"),
-        (collects and file.exists(), "collect", "exists, and is not written over: choose another name"),
-        (collects and not file.parent.is_dir(), "collect", f"there is no folder {file.parent}"),
-        (cfg.lr_warmup > 1, "lr_warmup", "a share of the steps, from 0 to 1"),
-        (in_8_bits and not importlib.util.find_spec("bitsandbytes"), "optimizer",
-         "bitsandbytes is not installed here; pip install -r requirements.txt"),
-        (in_8_bits and distributed.world() > 1, "optimizer",
-         "is for one process: bitsandbytes does not know weights that are cut over several; use adamw "
-         "with torchrun, or --lora"),
-        (cfg.engine == "vllm" and not has_vllm(), "engine",
-         "vLLM is not installed here; pip install -r requirements-gpu.txt, or use --engine transformers"),
+        (cfg.collect and Path(cfg.collect).expanduser().exists(), "collect", "exists: choose another name"),
+        (cfg.optimizer == "adamw8bit" and distributed.world() > 1, "optimizer",
+         "is for one process: use adamw with torchrun, or --lora"),
+        (cfg.policy and not (cfg.eval_only or cfg.ask), "policy",
+         "text goes in and out, so it can be evaluated and not trained: add --eval-only"),
+        (cfg.policy and not cfg.policy_model, "policy_model",
+         "the name that the service of --policy knows its model by"),
+        (cfg.policy and (cfg.model or cfg.checkpoint or cfg.warmup_data), "policy",
+         "is instead of --model, --checkpoint and --warmup-data"),
     ):
         if wrong:
             refuse(name, getattr(cfg, name), words)
@@ -243,20 +213,6 @@ def has_vllm():
     return importlib.util.find_spec("vllm") is not None
 
 
-def needs_a_model(cfg):
-    """Refuses data other than the world's without a model; called before anything is read."""
-    if cfg.policy:
-        if not cfg.eval_only and not cfg.ask:
-            refuse("policy", cfg.policy, "text goes in and out, so it can be evaluated and not trained: add "
-                   "--eval-only")
-        if not cfg.policy_model:
-            refuse("policy_model", "", "the name that the service of --policy knows its model by")
-        if cfg.model or cfg.checkpoint or cfg.warmup_data:
-            refuse("policy", cfg.policy, "is instead of --model, --checkpoint and --warmup-data")
-    elif cfg.data != "world" and not (cfg.checkpoint or cfg.model):
-        sys.exit(f"error: --data {cfg.data} needs --model or --checkpoint")
-
-
 # ---------------------------------------------------------------- command line
 
 def given_flags(argv=None):
@@ -276,8 +232,7 @@ def read_flags(given):
     """The flags of @FILE (see recipes/): words as a shell splits them, # begins a comment."""
     file = given[1:]
     try:
-        with open(file, encoding="utf-8-sig") as f:  # (Windows' editors put a mark before)
-            return shlex.split(f.read(), comments=True)
+        return shlex.split(Path(file).read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {given}: cannot read flags from {file} ({error})")
 
@@ -287,14 +242,13 @@ def parse(script, config, docstring, argv=None, own=None, ends_world=("--model",
     embedded world, where no other --data and none of `ends_world` is given, those of recipes/world.toml stand
     over them. own(given, in_world) -> {field: default}: stands over both."""
     argv, given = given_flags(argv)
-    paper = default = config()
+    default = config()
     in_world = given.get("--data", "world") == "world" and not given.keys() & set(ends_world)
     if in_world:
         default = replace(default, **world_defaults(script, given.get("--world")))
     if own:
-        paper = replace(paper, **own(given, False))
         default = replace(default, **own(given, in_world))
-    return cli(default, paper, docstring, argv)
+    return tyro.cli(config, default=default, args=argv, description=docstring)
 
 
 def world_defaults(script, level=None):
@@ -306,99 +260,3 @@ def world_defaults(script, level=None):
         found |= hard
     return found
 
-
-typed = []  # the flags that this program was started with
-
-
-def command(script, without=(), **given):
-    """A command line that can be pasted: this program's, without some flags and with others.
-
-    >>> typed[:] = "--data a.jsonl --eval-only --lr=1 --name x".split()
-    >>> print(command("at2po", ["eval_only", "lr"], name="y", ask="Who is it?"))
-    python at2po.py --data a.jsonl --name y --ask 'Who is it?'
-    """
-    groups = []  # a flag with its values
-    for word in typed:
-        if word.startswith("--"):
-            groups.append([])
-        groups[-1].append(word)
-    words = ["python", f"{script}.py"]
-    for flag, *values in groups:
-        name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
-        if name not in (*without, *given):
-            words += [flag, *values]
-    for name, value in given.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
-
-
-def cli(default, paper, docstring, argv):
-    """`default` (an instance of a Config) with the flags of argv over it. paper: the same with a model, whose
-    values --help shows."""
-    if {"-h", "--help"} & set(argv):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a word
-        print(help_of(default, paper, docstring))
-        sys.exit()
-    typed[:] = argv
-    return tyro.cli(type(default), default=default, args=argv)
-
-
-# ---------------------------------------------------------------- --help
-
-PAPER = "The paper's settings (behind the bar: where it says so, or whose code)"
-DATA = "Data and search"
-MACHINE = "Model and training machine"
-RUN = "Run folder and evaluation"
-OURS = "Stages, baselines, and what the paper leaves open"
-OF_DATA = ("data", "eval_data", "limit", "skip_bad", "world", "world_scale", "corpus", "retriever")
-OF_RUN = ("eval_limit", "eval_every", "save_every", "log", "seed", "name", "out", "resume", "eval_only",
-          "ask", "collect")
-
-
-def group_of(name, words):
-    """The group of a flag that has these words."""
-    _, bar, source = words.rpartition("|")
-    if name in OF_DATA:
-        return DATA
-    if name in OF_RUN:
-        return RUN
-    if bar and not source.strip().startswith("ours"):
-        return PAPER
-    return MACHINE if name in (f.name for f in dataclasses.fields(PolicyFlags)) else OURS
-
-
-def help_of(default, paper, docstring):
-    """What --help prints: the commands of a script's docstring and its flags in five groups."""
-    title, *rest = docstring.strip().split("\n")
-    from_first = itertools.dropwhile(lambda line: not line.startswith("    python "), rest)
-    commands = itertools.takewhile(lambda line: line.startswith("    "), from_first)
-    groups = {group: [] for group in (PAPER, DATA, MACHINE, RUN, OURS)}
-    hints = get_type_hints(type(paper))
-    for f in dataclasses.fields(paper):
-        words = " ".join(get_field_docstring(type(paper), f.name, ()).split())
-        flag, values = f"--{f.name.replace('_', '-')}", [getattr(of, f.name) for of in (paper, default)]
-        if hints[f.name] is bool:
-            flag = flag.replace("--", "--[no-]", 1)
-            values = [("no", "yes")[value] for value in values]
-        value, in_world = (value if value != "" else "''" for value in values)
-        flag += f" {value}"
-        if in_world != value:
-            flag += f" [{in_world}]"
-        group = group_of(f.name, words)
-        choices = get_args(hints[f.name]) if get_origin(hints[f.name]) is Literal else ()
-        if not all(re.search(rf"\b{re.escape(choice)}", words) for choice in choices):
-            words += f" ({', '.join(choices)})"
-        groups[group] += flag_lines(flag, words)
-    lines = [title, *commands, "", "flag, its value in the paper [in the embedded world, without --model]"]
-    for group, flags in groups.items():
-        lines += ["", group, *flags]
-    return "\n".join(lines)
-
-
-def flag_lines(flag, words):
-    """A flag and its words in two columns."""
-    width = min(110, shutil.get_terminal_size((110, 0)).columns)
-    first, *others = textwrap.wrap(words, max(30, width - 31))
-    if len(flag) > 27:
-        return [f"  {flag}", *(f"{'':31}{line}" for line in (first, *others))]
-    return [f"  {flag:27}  {first}", *(f"{'':31}{line}" for line in others)]

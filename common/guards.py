@@ -123,13 +123,12 @@ DRIFT_LIMIT = {"fp32": 1e-4, "bf16": .1}
 
 @dataclass
 class Seen:
-    """The steps so far."""
+    """The steps so far. A number that is not there is nan, as are means of none."""
     row: dict                   # this one's
     earlier: list
     precision: str = "fp32"     # of the products of sampler and trainer, the coarser of the two
 
     def now(self, key):
-        """nan where there is none, as of the means."""
         return self.row.get(key, math.nan)
 
     def recent(self, key):
@@ -143,11 +142,6 @@ class Seen:
     def some_steps(self):
         return len(self.earlier) + 1 >= WINDOW
 
-    @property
-    def settled(self):
-        """Whether there is a beginning to compare with."""
-        return len(self.earlier) >= 2 * WINDOW
-
 
 def mean_of(rows, key):
     values = [row[key] for row in rows if row.get(key) is not None]
@@ -155,64 +149,49 @@ def mean_of(rows, key):
     return sum(values) / len(values) if values else math.nan
 
 
-GUARDS = {  # name: (the metric that it looks at, what it says)
-    "not_finite": ("reward/mean", (
-        "log-probs, loss or gradient are not finite. Such an update is skipped: lower --lr. Where the "
-        "log-probs are not, the weights are ruined: start anew")),
-    "drift": ("rollout/logprob_drift_mean", (
-        "sampler and trainer differ in the log-probs of the same tokens by {now:.2g} nats on average, and "
-        "{precision} explains {limit:g}: old weights in the engine, another --temperature or chat template. "
-        "What rounding does, --sampler-correction token weighs out")),
-    "first_ratio": ("train/first_ratio", (
-        "the ratio of the first update is {now:.4f} and should be 1: the products are too coarse for the "
-        "clip window (--precision fp32), or this model draws random numbers in training")),
-    "flat_groups": ("rollout/flat_groups", (
-        "{now:.0%} of the groups have one reward for all their samples and teach nothing. All right: take "
-        "harder questions (--data); all wrong: warm up longer, or take easier ones; larger groups "
-        "(--group-size, --chains) and a higher --temperature give spread")),
-    "format": ("reward/format", (
-        "only {recent:.0%} of the trajectories are in valid format (at the start {start:.0%}); samples.jsonl "
-        "has the rule that fails. Warm up, lower --lr, or raise --max-response (--max-turn) if turns are cut "
-        "off")),
-    "calls": ("rollout/searches", (
-        "calls fall towards none: {start:.2f} a trajectory at the start, {recent:.2f} now. Begin with "
-        "weights that call and are right at times (--warmup-data, --checkpoint), or lower --lr")),
-    "kl": ("train/kl", (
-        "updates of one step move the policy by {recent:.2f} nats per token: the clip window no longer holds "
-        "it. Lower --lr, or more questions per update (--mini-batch)")),
-}
-
-
-def fires(seen):
-    """{guard: whether it fires}"""
+def faults(seen):
+    """(guard, the metric that it looks at, whether it fires, what it says)"""
+    some_steps, settled = seen.some_steps, len(seen.earlier) >= 2 * WINDOW
     finite = map(math.isfinite, (seen.row.get("rollout/entropy", 0), seen.row.get("reward/mean", 0)))
-    drift = seen.now("rollout/logprob_drift_mean")
+    drift, limit = seen.now("rollout/logprob_drift_mean"), DRIFT_LIMIT[seen.precision]
+    ratio, moved = seen.now("train/first_ratio"), seen.recent("train/kl")
     flat, recently_flat = seen.now("rollout/flat_groups"), seen.recent("rollout/flat_groups")
     valid, valid_before = seen.recent("reward/format"), seen.start("reward/format")
     calls, calls_before = seen.recent("rollout/searches"), seen.start("rollout/searches")
-    return {
-        "not_finite": seen.row.get("train/not_finite") or not all(finite),
-        "drift": drift > DRIFT_LIMIT[seen.precision],
-        "first_ratio": abs(seen.now("train/first_ratio") - 1) > 1e-3,
-        "flat_groups": flat == 1 or seen.some_steps and recently_flat > .8,
-        "format": seen.some_steps and valid < .3 or seen.settled and valid < valid_before - .2,
-        "calls": seen.settled and calls < min(.5, .5 * calls_before),
-        "kl": abs(seen.recent("train/kl")) > .1,
-    }
+    return (
+        ("not_finite", "reward/mean", seen.row.get("train/not_finite") or not all(finite),
+         "log-probs, loss or gradient are not finite. Such an update is skipped: lower --lr. Where the "
+         "log-probs are not, the weights are ruined: start anew"),
+        ("drift", "rollout/logprob_drift_mean", drift > limit,
+         f"sampler and trainer differ in the log-probs of the same tokens by {drift:.2g} nats on average, "
+         f"and {seen.precision} explains {limit:g}: old weights in the engine, another --temperature or chat "
+         "template. What rounding does, --sampler-correction token weighs out"),
+        ("first_ratio", "train/first_ratio", abs(ratio - 1) > 1e-3,
+         f"the ratio of the first update is {ratio:.4f} and should be 1: the products are too coarse for "
+         "the clip window (--precision fp32), or this model draws random numbers in training"),
+        ("flat_groups", "rollout/flat_groups", flat == 1 or some_steps and recently_flat > .8,
+         f"{flat:.0%} of the groups have one reward for all their samples and teach nothing. All right: take "
+         "harder questions (--data); all wrong: warm up longer, or take easier ones; larger groups "
+         "(--group-size, --chains) and a higher --temperature give spread"),
+        ("format", "reward/format", some_steps and valid < .3 or settled and valid < valid_before - .2,
+         f"only {valid:.0%} of the trajectories are in valid format (at the start {valid_before:.0%}); "
+         "samples.jsonl has the rule that fails. Warm up, lower --lr, or raise --max-response (--max-turn) "
+         "if turns are cut off"),
+        ("calls", "rollout/searches", settled and calls < min(.5, .5 * calls_before),
+         f"calls fall towards none: {calls_before:.2f} a trajectory at the start, {calls:.2f} now. "
+         "Begin with weights that call and are right (--warmup-data, --checkpoint), or lower --lr"),
+        ("kl", "train/kl", abs(moved) > .1,
+         f"updates of one step move the policy by {moved:.2f} nats per token: the clip window no longer "
+         "holds it. Lower --lr, or more questions per update (--mini-batch)"),
+    )
 
 
 def watch(row, earlier, say, metrics, more=None, precision="fp32"):
-    """{"guard/<name>": 1 where it fires on this step, else 0}: of GUARDS, and of `more`, a script's own
+    """{"guard/<name>": 1 where it fires on this step, else 0}: of `faults`, and of `more`, a script's own
     {name: function of Seen that returns a message or None}. say(message) gets what fired, the first time and
     then every tenth."""
     seen = Seen(row, earlier, precision)
-    messages = {}
-    for name, fired in fires(seen).items():
-        key, words = GUARDS[name]
-        if key in metrics:
-            messages[name] = fired and words.format(
-                now=seen.now(key), recent=seen.recent(key), start=seen.start(key), precision=precision,
-                limit=DRIFT_LIMIT[precision])
+    messages = {name: fired and words for name, key, fired, words in faults(seen) if key in metrics}
     messages |= {name: guard(seen) for name, guard in (more or {}).items()}
     for name, message in messages.items():
         times = sum(r.get(f"guard/{name}") or 0 for r in earlier)

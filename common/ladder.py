@@ -28,17 +28,12 @@ from common.files import RunError, UserError, clock, say
 from common.flags import RECIPES
 from common.report import committed, curves
 
-OWN = ("--seed", "--name", "--out", "--resume")  # flags that the ladder gives
-# of a run's config.json, what need not be the table's
-FREE = ("resume", "out", "log", "save_every")
+FREE = {"resume", "out", "log", "save_every"}  # of a run's config.json, what need not be the table's
 
 
 def read_tables(script):
     """{table: what recipes/<script>.toml says of it}; what stands above all tables holds for each. "stages":
     of the run of all stages."""
-    known = sorted(file.stem for file in RECIPES.glob("*.toml") if file.stem != "world")
-    if script not in known:
-        raise RunError(f"{script}: there are tables of {', '.join(known)}")
     recipe = tomllib.loads((RECIPES / f"{script}.toml").read_text(encoding="utf-8"))
     tables = {name: value for name, value in recipe.items() if isinstance(value, dict) and "rows" in value}
     stages = {}
@@ -90,10 +85,6 @@ def run(script, table, seeds, name, out, shared):
     tables = read_tables(script)
     if table not in tables:
         raise RunError(f"{table}: the tables of {script} are {', '.join(tables)}")
-    for word in shared:
-        flag = word.partition("=")[0]
-        if flag in OWN:
-            raise RunError(f"{flag} after --: it is the ladder's, before the -- or (--resume) not needed")
     module = importlib.import_module(script)
     base = Path(out) / script
     methods = {}
@@ -131,28 +122,21 @@ def refuse_other_settings(run, folders, config):
     version did not have is not compared, nor "auto" and what the stages of a run have each for itself."""
     configs = map(report.config_of, folders)
     saved = [one for one in configs if one is not None]
-    for key, value in config.items():
-        there = [one[key] for one in saved if key in one]
-        if key in FREE or value == "auto" or not there or json.loads(json.dumps(value)) in there:
-            continue
-        if all(one == there[0] for one in there):
-            raise RunError(f"{run} was made with {key} = {there[0]!r}, this table is for {value!r}: "
-                           "give the same flags, or another --name")
+    for key in config.keys() - FREE:
+        wanted = json.dumps(config[key])
+        there = {json.dumps(one[key]) for one in saved if key in one}
+        if len(there) == 1 and wanted not in (*there, '"auto"'):
+            raise RunError(f"{run} was made with {key} = {there.pop()}, this table is for {wanted}")
     return bool(saved)
 
 
 def one_by_one(commands):
-    """Runs {run folder: command} in turn, one thread each; what they print goes to <run folder>.log. A run
-    that fails ends the table with its last line."""
+    """Runs {run folder: command} in turn, one thread each. A run that fails ends the table."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     began = time.time()
     for number, (folder, command) in enumerate(commands.items(), 1):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(f"{folder}.log", "a") as log:
-            ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        if ended.returncode:
-            *_, said = Path(f"{folder}.log").read_text(errors="replace").strip().split("\n")
-            raise RunError(f"{folder.name} failed ({said}); what it printed: {folder}.log")
+        if subprocess.run(command, env=environment).returncode:
+            raise RunError(f"{folder.name} failed: {shlex.join(command)}")
         say(f"{number}/{len(commands)} {folder.name}: {clock(time.time() - began)}")
 
 
@@ -209,10 +193,7 @@ def main(argv=None):
     own, shared = argv, []
     if "--" in argv:
         own, shared = argv[:argv.index("--")], argv[argv.index("--") + 1:]
-    parser = argparse.ArgumentParser(
-        prog="python -m common.ladder", usage="%(prog)s SCRIPT TABLE [--seeds N] [-- flags of every run]",
-        description="A paper's table over several seeds, from recipes/SCRIPT.toml. The same command goes on "
-                    "with what was begun.")
+    parser = argparse.ArgumentParser(prog="python -m common.ladder", description=__doc__.splitlines()[0])
     parser.add_argument("script", help="at2po, omne_r1")
     parser.add_argument("table", help="such as table1")
     parser.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
@@ -220,10 +201,8 @@ def main(argv=None):
     parser.add_argument("--name", default="tables", help="what the names of run folders begin with")
     parser.add_argument("--out", default="runs", help="where run folders go")
     given = parser.parse_args(own)
+    seeds = range(given.seed, given.seed + given.seeds)
     with process.ends_cleanly((UserError, OSError), lambda: "the same command goes on with what was written"):
-        if given.seeds < 1 or given.seed < 0:
-            raise RunError(f"--seeds {given.seeds} --seed {given.seed}: at least one, and none below 0")
-        seeds = range(given.seed, given.seed + given.seeds)
         run(given.script, given.table, seeds, given.name, given.out, shared)
 
 

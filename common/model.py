@@ -1,6 +1,5 @@
 """The policy's weights: loading and checking a model, the log-probs of its tokens, its reference."""
 
-import hashlib
 import math
 import random
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
-from common.files import say
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import turn_logprob
 
@@ -25,23 +23,9 @@ SAME = 1e-4
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given. What is no model, or a damaged checkpoint, is
-    refused before anything large is read."""
-    name = checkpoint.find(name) or name
-    try:
-        found = files.locate(str(name))
-    except files.HubError as error:
-        raise ModelError(str(error)) from error
-    folder = Path(found)
-    if checkpoint.find(folder / "checkpoint"):
-        raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")
-    configs = (folder / "config.json", folder / "adapter_config.json")
-    if folder.is_dir() and not any(f.exists() for f in configs):
-        raise ModelError(f"{name}: a folder without config.json: no model in Hugging Face form "
-                         "(config.json, *.safetensors, tokenizer files)")
-    if (folder / "trainer.json").exists():
-        checkpoint.read_state(folder)
-    return found
+    """Folder or hub id that `from_pretrained` can be given, of a run folder its checkpoint."""
+    name = checkpoint.find(name) or checkpoint.find(Path(name) / "checkpoint") or name
+    return files.locate(str(name))
 
 
 def load_error(name, error):
@@ -65,12 +49,11 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_model(name, lora=0, device=None, attention="auto", recomputes=False, precision="auto", frozen=False):
-    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights.
+def load_model(name, lora=0, device=None, recomputes=False, precision="auto", frozen=False):
+    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights. On
+    a GPU it attends to trees (common/gpu/tree_attention.py), unless its heads are too narrow for that.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
-    attention: dense (scaled dot products and a mask) | tree (common/gpu/tree_attention.py) | auto = tree on a
-        GPU, unless the heads are too narrow for it.
     recomputes: activations, in the backward pass.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
@@ -98,13 +81,15 @@ def load_model(name, lora=0, device=None, attention="auto", recomputes=False, pr
         raise load_error(name, error) from error
     if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _refuse_unknown_parts(name, model)
-    remove_dropout(name, model)
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):  # no probe of a few tokens would show it
+        raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, "
+                         "so a sample would depend on the others of its batch")
+    remove_dropout(model)
     model.in_bf16 = in_bf16
     model = unmapped(model.to(device))
     model.shares_prefixes = attends_to_all(model.config)
-    fits = device != "cpu" and head_dim(model.config) >= 16  # FlexAttention's smallest
-    if attention == "tree" or attention == "auto" and fits and model.shares_prefixes:
+    if device != "cpu" and model.shares_prefixes and head_dim(model.config) >= 16:  # FlexAttention's smallest
         flex()
         model.set_attn_implementation("tree")
     return model.requires_grad_(False) if frozen else model
@@ -113,27 +98,22 @@ def load_model(name, lora=0, device=None, attention="auto", recomputes=False, pr
 def unmapped(model):
     """The model with weights of its own where they are a file's. PyTorch puts its own at multiples of 64
     bytes, and those of a file lie anywhere; a CPU then adds in another order, and a resumed run differs in
-    the last digits. And what is mapped cannot be deleted over NFS, when the next checkpoint takes its
-    place."""
+    the last digits. Nor can what is mapped be deleted over NFS, when the next checkpoint takes its place."""
     if model.device.type == "cpu":
         for p in model.parameters():
             p.data = p.data.clone()
     return model
 
 
-def remove_dropout(name, model):
+def remove_dropout(model):
     """Sets every rate of dropout to 0, that of adapters too, whatever its field is called: a ratio of
     log-probs is one of two policies only where neither draws."""
     configs = [model.config, model.config.get_text_config(), *getattr(model, "peft_config", {}).values()]
-    removed = set()
     for holder in (*model.modules(), *configs):
         for field, value in list(vars(holder).items()):
             is_rate = "drop" in field or field == "p" and isinstance(holder, torch.nn.Dropout)
-            if is_rate and isinstance(value, float) and value > 0:
+            if is_rate and isinstance(value, float):
                 setattr(holder, field, 0.0)
-                removed.add("dropout" if field == "p" else field)
-    if removed:
-        say(f"{name}: set to 0 here: {', '.join(sorted(removed))}")
 
 
 def pack_tokens(model, micro_tokens):
@@ -173,18 +153,6 @@ def computing(model):
     return nullcontext()
 
 
-def _refuse_unknown_parts(name, model):
-    """What no probe of a few tokens would show."""
-    head = model.get_output_embeddings()
-    if getattr(head, "bias", None) is not None or hasattr(head, "base_layer"):
-        raise ModelError(f"{name}: its head has a bias or an adapter; token_logprobs knows plain linear "
-                         "heads only")
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, "
-                         "so a sample would depend on the others of its batch")
-
-
 def attends_to_all(config):
     """Whether every layer is known to attend to all that stands before a token: without linear attention,
     and without a window that is shorter than the longest sequence."""
@@ -209,22 +177,20 @@ def attending(model, implementation):
 
 @contextmanager
 def in_fp32(model):
-    """The model computes in fp32 in the body. Layers held in bf16 are widened one at a time, while they
-    compute: all at once would be twice the memory of a frozen base."""
-    units = [model.get_output_embeddings()]
-    for child in model.get_decoder().children():
-        units += child if isinstance(child, torch.nn.ModuleList) else [child]
-    held = {id(p) for p in model.parameters() if p.dtype == torch.bfloat16}
-
-    def cast(dtype):
-        def hook(unit, *_):
-            for p in unit.parameters():
-                if id(p) in held:
-                    p.data = p.data.to(dtype)
+    """The model computes in fp32 in the body. Weights held in bf16 are widened while their module computes:
+    all at once would be twice the memory of a frozen base."""
+    def cast(weights, dtype):
+        def hook(*_):
+            for p in weights:
+                p.data = p.data.to(dtype)
         return hook
 
-    hooks = [unit.register_forward_pre_hook(cast(torch.float32)) for unit in units]
-    hooks += [unit.register_forward_hook(cast(torch.bfloat16), always_call=True) for unit in units]
+    hooks = []
+    for module in model.modules():
+        held = [p for p in module.parameters(recurse=False) if p.dtype == torch.bfloat16]
+        if held:
+            hooks.append(module.register_forward_pre_hook(cast(held, torch.float32)))
+            hooks.append(module.register_forward_hook(cast(held, torch.bfloat16), always_call=True))
     in_bf16 = model.in_bf16
     model.in_bf16 = False
     try:
@@ -236,13 +202,13 @@ def in_fp32(model):
 
 
 @torch.no_grad()
-def plain_logprobs(model, trajectory):
-    """log pi of the tokens after the prompt, (n,) fp32, by the model's own forward pass: eager attention, in
-    the precision of its weights."""
+def plain_logprobs(model, *trajectories):
+    """log pi of the tokens after their prompts, (n,) fp32, by the model's own forward pass: eager attention,
+    in the precision of its weights."""
     model.eval()
     with attending(model, "eager"):
-        logprobs = plain_token_logprobs(model, [trajectory], vocabulary=model.vocabulary)
-    return logprobs[0, len(trajectory.prompt_ids):]
+        rows = [plain_token_logprobs(model, [t], vocabulary=model.vocabulary)[0] for t in trajectories]
+    return torch.cat([row[len(t.prompt_ids):] for row, t in zip(rows, trajectories, strict=True)])
 
 
 def probe_ids(tokenizer, n, seed):
@@ -269,40 +235,26 @@ def check_training_pass(name, model, tokenizer):
     have large biases, by .06 to .17 nats on average, as much as many a fault would."""
     rows = probe(tokenizer)
     # (FlexAttention's kernel would be compiled in fp32 for this alone)
-    with refusing_other_numbers(name, "training", model) as compare, \
-            in_fp32(model), attending(model, "sdpa"), torch.enable_grad():
+    with in_fp32(model), attending(model, "sdpa"), torch.enable_grad():
         batch = rollout.collate(rows, model.shares_prefixes).to(model.device)
-        found = token_logprobs(model, batch, hidden=hidden_states(model, batch)).detach()
-        masks = batch.response_mask
-        compare([(plain_logprobs(model, row), found[i][masks[i]]) for i, row in enumerate(rows)])
+        found = token_logprobs(model, batch).detach()
+        own = plain_logprobs(model, *rows)
+    refuse_other_numbers(name, "training", own, found[batch.response_mask])
 
 
-@contextmanager
-def refusing_other_numbers(name, what, model, most=SAME, remedy=""):
-    """Gives compare([(the model's own log-probs, those of `what`)]): a ModelError where they differ by more
-    than `most` nats on average, or where its body cannot compute them."""
-    def compare(pairs):
-        apart = torch.cat([(own - other).abs() for own, other in pairs]).mean().item()
-        if not apart <= most:
-            raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
-                             f"{apart:.2g} nats on average ({most:g} is rounding): {kind} has parts that "
-                             f"{what} does not know{remedy}")
-    kind = model.config.get_text_config().model_type
-    try:
-        yield compare
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-        words = " ".join(str(error).split())[:200]
-        raise ModelError(f"{name}: {what} cannot compute this model ({kind}): {words}{remedy}") from error
+def refuse_other_numbers(name, what, own, other, most=SAME, remedy=""):
+    """ModelError where the model's own log-probs and those of `what` differ by more than `most` nats on
+    average."""
+    apart = (own - other).abs().mean().item()
+    if not apart <= most:
+        raise ModelError(f"{name}: {what} gives its tokens other log-probs than its own forward pass, by "
+                         f"{apart:.2g} nats on average ({most:g} is rounding): it has parts that {what} does "
+                         f"not know{remedy}")
 
 
 def load_policy(name, lora=0, **how):
     """(model, tokenizer); how: of load_model."""
     tokenizer = load_tokenizer(name)
-    if not tokenizer.chat_template:
-        raise ModelError(f"{name}: its tokenizer has no chat template; use an instruction-tuned model, or "
-                         "set tokenizer.chat_template and save it")
     model = load_model(name, lora, **how)
     rows = model.get_output_embeddings().weight.shape[0]
     model.vocabulary = max(tokenizer.get_vocab().values()) + 1
@@ -311,39 +263,23 @@ def load_policy(name, lora=0, **how):
                          "tokenizer of different models")
     check_training_pass(name, model, tokenizer)
     if model.device.type == "cuda" and model.in_bf16:  # (in fp32 the engine samples with these very layers)
-        compile_layers(model)
-    ends = end_of_sequence(model, tokenizer)
-    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
-        raise ModelError(
-            f"{name}: its tokenizer ends a sequence with {tokenizer.eos_token!r} ({tokenizer.eos_token_id}), "
-            f"its model with {sorted(ends)}: mend eos_token in tokenizer_config.json, or eos_token_id in "
-            "generation_config.json")
+        for layer in model.get_decoder().layers:
+            layer.compile(dynamic=True)
     return model, tokenizer
 
 
 def end_of_sequence(model, tokenizer):
-    """The ids that end a sequence: those of the model, or else the tokenizer's, and the token with which the
-    chat template closes a turn (base models often have another end)."""
-    eos = None
-    if model.generation_config is not None:
-        eos = model.generation_config.eos_token_id
-    if eos is None:
-        eos = tokenizer.eos_token_id
+    """The ids that end a sequence: the model's, the tokenizer's, and the token with which the chat template
+    closes a turn (base models often have another end)."""
+    eos = getattr(model.generation_config, "eos_token_id", None)
     ends = set(eos if isinstance(eos, list) else [eos])
-    return (ends | {chat.end_of_turn(tokenizer)}) - {None}
-
-
-def compile_layers(model):
-    """Each decoder layer's passes between its products become few, for sequences of any length."""
-    for layer in model.get_decoder().layers:
-        layer.compile(dynamic=True)
+    return (ends | {tokenizer.eos_token_id, chat.end_of_turn(tokenizer)}) - {None}
 
 
 def describe(name, model):
-    """One line: size, place, and GB of weights."""
-    held = sum(p.numel() * p.element_size() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}, {held / 1e9:.2f} GB"
+    """One line: size and place."""
+    trained = model.num_parameters(only_trainable=True)
+    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}"
     if trained < model.num_parameters():
         line += f", {trained / 1e6:,.2f} M of them are trained"
     if not model.shares_prefixes:
@@ -418,32 +354,20 @@ def plain_token_logprobs(model, trajectories, temperature=1.0, vocabulary=None):
     return torch.where(sampled, F.pad(of_next, (1, 0)), 0.0)
 
 
-def _is_plain(model, batch):
-    """Whether plain_token_logprobs computes a batch of --share-prefixes off: on a CPU, in fp32, in one
-    process, where logits of all its tokens take less than a GB."""
-    if batch.is_tree or model.device.type != "cpu" or computes_in_bf16(model) or distributed.world() > 1:
-        return False
-    logits = batch.input_ids.numel() * model.get_output_embeddings().weight.shape[0]
-    return logits < 2**28
-
-
 def token_logprobs(model, batch, temperature=1.0, hidden=None):
     """log pi of every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
 
     batch: rollout.Batch. hidden: hidden_states of the batch, where they were computed already."""
-    if hidden is None and _is_plain(model, batch):
-        model.train(torch.is_grad_enabled())  # as in hidden_states
-        vocabulary = getattr(model, "vocabulary", None)
-        return plain_token_logprobs(model, batch.trajectories, temperature, vocabulary)
     return by_token(_of_sampled(model, batch, temperature, hidden).logprobs, batch)
 
 
 def turn_logprobs(model, batch, temperature=1.0, hidden=None):
     """token_logprobs, and on CUDA their sums over the batch's K distinct turns, (K,); elsewhere None."""
-    if model.device.type == "cpu":
-        return token_logprobs(model, batch, temperature, hidden), None
     found = _of_sampled(model, batch, temperature, hidden)
-    return by_token(found.logprobs, batch), found.turn_sums
+    turn_sums = found.turn_sums
+    if model.device.type == "cpu":
+        turn_sums = None
+    return by_token(found.logprobs, batch), turn_sums
 
 
 @torch.no_grad()
@@ -496,20 +420,18 @@ def folded(source, out):
     adapters = Path(source) / "adapter_model.safetensors"
     if not adapters.exists():
         return source
-    digest = hashlib.sha256(adapters.read_bytes()).hexdigest()[:12]
 
     def write(folder):
         model, tokenizer = load_policy(source)
         rows = probe(tokenizer)
-        with refusing_other_numbers(source, "folding of adapters", model) as compare, in_fp32(model):
-            before = [plain_logprobs(model, row) for row in rows]
-            vocabulary, model = model.vocabulary, model.merge_and_unload()
-            model.vocabulary = vocabulary
-            compare([(old, plain_logprobs(model, row)) for old, row in zip(before, rows, strict=True)])
-        model.save_pretrained(folder)
+        before = plain_logprobs(model, *rows)
+        merged = model.merge_and_unload()
+        merged.vocabulary = model.vocabulary
+        refuse_other_numbers(source, "folding of adapters", before, plain_logprobs(merged, *rows))
+        merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return cache.made_once(Path(f"{out}-{digest}"), write)
+    return cache.made_once(Path(f"{out}-{cache.digest(adapters)}"), write)
 
 
 # ---------------------------------------------------------------- reference

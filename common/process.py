@@ -1,6 +1,6 @@
 """How a program of this project begins and ends. Imported before torch, which reads its thread settings once.
 
-    from common import process      # threads; Ctrl-C during the imports below is one line and exit code 130
+    from common import process      # threads
     …
     with process.ends_cleanly(errors, saved): …      # in main: an error is one line; Ctrl-C 130, SIGTERM 143
 
@@ -16,7 +16,6 @@ them, and so does the layer between it and PyTorch: in bf16 that came to 7 GB fo
 import os
 import signal
 import sys
-import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,13 +58,6 @@ def settle_threads():
     return f"{taken} of {cores} cores are busy with other work" if taken else ""
 
 
-def _leave_at_once(number, _):
-    """Ctrl-C or SIGTERM while modules are still being imported: there is nothing to close yet."""
-    word = b"interrupted" if number == signal.SIGINT else b"terminated"
-    os.write(2, word + b"; nothing was begun\n")
-    os._exit(128 + number)
-
-
 def _terminate(*_):
     raise Terminated
 
@@ -74,27 +66,17 @@ def _terminate(*_):
 def ends_cleanly(errors, saved=str):
     """Around main: an error of `errors` is one line and exit code 1; Ctrl-C is 130 and SIGTERM 143, with what
     saved() says is kept."""
-    ours = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _terminate}
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set handlers
-        for number, handler in ours.items():
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
-                before[number] = signal.signal(number, handler)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except errors as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as stop:
         word, code = ("terminated", 143) if isinstance(stop, Terminated) else ("interrupted", 130)
-        try:
-            kept = saved() or "nothing was written"
-        except errors as error:
-            kept = str(error)
-        print(f"{word}; {kept}", file=sys.stderr)
+        print(f"{word}; {saved() or 'nothing was written'}", file=sys.stderr)
         sys.exit(code)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 for kept, shapes in KEPT_SHAPES.items():
@@ -102,7 +84,4 @@ for kept, shapes in KEPT_SHAPES.items():
 program = Path(sys.argv[0])
 project = Path(__file__).resolve().parents[1]
 if program.is_file() and program.resolve().parent == project:  # a script, not a test or a notebook
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave_at_once)
     settled = settle_threads()

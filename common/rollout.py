@@ -233,7 +233,7 @@ def run_agents(agents, engine, search, progress=None):
 
     search: the BatchedSearch that the agents were given. progress(done, total) is told how many have ended; a
     rollout that takes long says so itself. Of several ranks each runs its share, and all get all results."""
-    progress = progress or Progress("rollout", at_once=True, live=False)
+    progress = progress or Progress("rollout", at_once=True)
     agents = list(agents)
     own = distributed.share(agents)
     for agent in set(agents) - set(own):

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from common import chat, checkpoint, distributed, flags, guards, metrics, process, rollout
+from common import chat, checkpoint, distributed, guards, metrics, process, rollout
 from common import model as models
 from common.engine import TransformersEngine
 from common.files import (
@@ -37,17 +37,14 @@ from common.files import (
     UserError,
     clock,
     console,
-    one_line,
     plain,
-    read_evaluation,
-    read_evaluations,
     read_json,
     read_jsonl,
     say,
     warn,
 )
 from common.flags import PolicyFlags
-from common.folder import open_folder, open_stage, opened
+from common.folder import open_folder, opened
 from common.metrics import mean_em
 
 # ---------------------------------------------------------------- tracker
@@ -87,10 +84,8 @@ class Run:
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
-        if script and stage:
-            self.folder = open_stage(cfg, script, stage, free, saves)
-        elif script and not cfg.ask:
-            self.folder = open_folder(cfg, script, cfg.name, free, saves)
+        if script and (stage or not cfg.ask):
+            self.folder = open_folder(cfg, script, stage, free, saves)
 
     def policy(self, source, trains=True, frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it
@@ -106,7 +101,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        recomputes = memory.check(cfg, source, frozen, trains)
+        recomputes = trains and memory.check(cfg, source, frozen)
         whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
@@ -130,22 +125,21 @@ class Run:
             policy.engine.sleep()
 
     @contextmanager
-    def stage(self, title, policy=None, evals=(), evaluate=None, steps=None):
+    def stage(self, title, policy=None, evals=(), evaluate=None):
         """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals. steps: of a run without stages, which first tells what will happen."""
+        for each split of evals."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
-        if steps is not None:
-            tell(self.cfg, steps)
+        if opened[:1] == [folder]:
+            tell(self.cfg)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
         for key in ("threads", "date"):  # of which sums and prompts depend
             if begun[key] != here[key]:
-                warn(f"{folder.path} was begun with {key} {begun[key]}, now {here[key]}: it will not go on "
-                     "bit for bit")
+                warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
         folder.create(**begun, changed=changed(self.cfg))
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
@@ -180,10 +174,8 @@ class Run:
                     summary |= metrics.reading(rows)
                 if hasattr(policy, "engine"):  # encoders have none
                     policy.engine.sleep()
-                if folder.inputs and cfg.data != "world":  # which is the same everywhere
-                    summary["inputs"] = folder.inputs
                 folder.write(file.name, {"summary": summary, "predictions": rows})
-            found[split.name] = read_evaluation(file)
+            found[split.name] = read_json(file, dict)
             say(metrics.summary_line(split.name, found[split.name]["summary"]))
         if not suffix:
             from common.report import card
@@ -205,7 +197,7 @@ class Run:
         state = {} if state is None else state
         share = share or (lambda step: step / max(1, total))
         step, saved = 0, -1
-        save_every = self.steps_between_saves(learner, optimizer)
+        save_every = checkpoint.steps_between(cfg.save_every, learner.model, optimizer)
         if folder.start:
             before = checkpoint.load_training_state(folder.start, learner.model, optimizer)
             state |= {key: before.get(key, value) for key, value in state.items()}
@@ -252,26 +244,16 @@ class Run:
         if step > saved:
             self.save(learner, optimizer, step, state)
 
-    def steps_between_saves(self, learner, optimizer):
-        """--save-every; "auto" becomes a number, which config.json keeps for --resume."""
-        save_every = checkpoint.steps_between(self.cfg.save_every, learner.model, optimizer)
-        if save_every != self.cfg.save_every:
-            config = read_json(self.folder.path / "config.json", dict)
-            self.folder.write("config.json", config | {"save_every": save_every})
-        return save_every
-
     def save(self, learner, optimizer, step, state):
         """A checkpoint of this step."""
-        state = {"step": step, "run": self.folder.id, **state}
-        checkpoint.save(self.folder.path / "checkpoint", learner.model, learner.tokenizer, optimizer, state)
+        folder = self.folder.path / "checkpoint"
+        checkpoint.save(folder, learner.model, learner.tokenizer, optimizer, {"step": step, **state})
 
-    def ask(self, policy, retriever, agent, question=""):
-        """What agent(search, seed) returns, a coroutine that answers --ask (or the question in it)."""
-        warn_of_unknown_words(policy.tokenizer, [question or self.cfg.ask])
+    def ask(self, policy, retriever, agent, question):
+        """What agent(policy, search) returns, a coroutine that answers the question."""
+        warn_of_unknown_words(policy.tokenizer, [question])
         policy.engine.sync(policy.model)
-        search = rollout.BatchedSearch(retriever)
-        answering = agent(search, rollout.stable_seed(self.cfg.seed, "ask"))
-        return rollout.run_agents([answering], policy.engine, search)[0]
+        return rollout.run_alone(agent, policy, retriever)
 
 
 def say_what_was_read(rows, tokenizer):
@@ -307,23 +289,20 @@ def check_engine(cfg, source, policy):
         return rollout.Trajectory("", prompt_ids, turns)
 
     other = "transformers" if cfg.engine == "vllm" else "vllm"
-    if isinstance(policy.engine, TransformersEngine) and not models.attends_to_all(policy.model.config):
-        raise models.ModelError(f"{source}: it has layers with a sliding window, or without full attention, "
-                                "which --engine transformers does not know: use --engine vllm")
     most = guards.DRIFT_LIMIT[coarsest_precision(cfg)]
-    remedy = f". Try --engine {other}"
-    with models.refusing_other_numbers(source, "sampling", policy.model, most, remedy) as compare:
-        policy.engine.sync(policy.model)
-        prompts = []
-        for text in PROBES:  # of which a tokenizer of words may know none
-            ids = chat.encode(policy.tokenizer, text, begins=True)[1]
-            prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
-        rows = rollout.run_agents(
-            map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
-        batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
-        with torch.no_grad():
-            found = models.token_logprobs(policy.model, batch)
-        compare([(found[batch.response_mask], batch.rollout_logprobs[batch.response_mask])])
+    policy.engine.sync(policy.model)
+    prompts = []
+    for text in PROBES:  # of which a tokenizer of words may know none
+        ids = chat.encode(policy.tokenizer, text, begins=True)[1]
+        prompts.append(ids or models.probe_ids(policy.tokenizer, len(text), text))
+    rows = rollout.run_agents(
+        map(two_turns, prompts), policy.engine, rollout.BatchedSearch(None), rollout.no_progress)
+    batch = rollout.collate(rows, policy.model.shares_prefixes).to(policy.model.device)
+    with torch.no_grad():
+        found = models.token_logprobs(policy.model, batch)
+    sampled = batch.response_mask
+    models.refuse_other_numbers(source, "sampling", found[sampled], batch.rollout_logprobs[sampled], most,
+                                f". Try --engine {other}")
 
 
 def make_engine(cfg, model, tokenizer, trains=False):
@@ -332,31 +311,19 @@ def make_engine(cfg, model, tokenizer, trains=False):
     if cfg.engine == "vllm":
         from common.gpu.vllm_engine import VllmEngine
         return VllmEngine(model, tokenizer, cache_gb=cfg.cache_gb)
+    if not models.attends_to_all(model.config):
+        raise models.ModelError("this model has layers with a sliding window, or without full attention, "
+                                "which --engine transformers does not know: use --engine vllm")
     if trains:
         model = distributed.replica(model)
     return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb, prefix_cache_gb=cfg.cache_gb)
 
 
-def tell(cfg, steps):
-    """The first screen: what is not the paper's default, what is going to happen, where to look, and how to
-    read the line of a step."""
+def tell(cfg):
+    """The first screen: what is not the paper's default, where to look, how to read the line of a step."""
     given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
     console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
-    folders = [folder.path for folder in opened if "name" in folder.config]  # no warm-up
-    if not folders:
-        return
-    plan = f"{cfg.eval_limit or 'all'} questions of each test set"
-    where = folders[0]
-    if len(folders) > 1:
-        stages = [path.name.removeprefix(f"{cfg.name}-") for path in folders]
-        plan = f"{len(stages)} stages, each evaluated at its end: {', '.join(stages)}"
-        where = f"{where.parent}/{cfg.name}-*"
-    elif getattr(cfg, "collect", ""):  # (askit.py has no such flag)
-        plan = f"training questions are answered, {cfg.collect} gets the right trajectories"
-    if not cfg.eval_only and len(folders) == 1:
-        plan += f", at most {steps} steps of training, the same questions again"
-    say(f"What happens: {plan}.")
-    say(f"Watch it: {where}/trajectories.html in a browser; it is brought up to date as the run goes on.")
+    say(f"Watch it: {opened[0].path}/trajectories.html in a browser, brought up to date as the run goes on")
     say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)
@@ -426,8 +393,7 @@ def warn_of_unknown_words(tokenizer, questions):
     unknown = [word for question in questions for word in chat.unknown_words(tokenizer, question)]
     if unknown:
         few = ", ".join(dict.fromkeys(unknown[:8]))
-        warn(f"this policy has no word for {few}: it knows the embedded world alone, and its answer means "
-             "nothing here")
+        warn(f"no word for {few}: this policy knows the embedded world alone, its answer means nothing here")
 
 
 # ---------------------------------------------------------------- beginning and end of a program
@@ -448,57 +414,28 @@ def program(one_process=False):
         if one_process and distributed.world() > 1:
             raise RunError("this script trains in one process: start it without torchrun")
         if process.settled:
-            warn(f"{process.settled}: {torch.get_num_threads()} threads here "
-                 "(OMP_NUM_THREADS sets another number)")
+            warn(f"{process.settled}: {torch.get_num_threads()} threads here (OMP_NUM_THREADS sets others)")
         yield
         distributed.once(tell_what_next)
 
 
-# flags of a run that a question to its checkpoint does without
-OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps", "name",
-               "resume", "eval_only", "collect")
-
-
 def tell_what_next():
-    """The last lines on the terminal, of the run folders that this process has filled: commands to paste."""
-    named = [f for f in opened if "name" in f.config]  # a warm-up is not
-    done = [f for f in named if (f.path / "trajectories.html").exists()]
-    if not done:
-        return
-    last = done[-1]
-    script = last.path.parent.name
-    say(f"Next: python -m webbrowser {last.path}/trajectories.html")
-    saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
-    answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
-    best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
-    if saved and best.get("question"):
-        greedy = {}
-        if "eval_temperature" in last.config:
-            greedy = {"eval_temperature": 0}
-        asked = flags.command(script, OF_TRAINING, checkpoint=saved[-1] / "checkpoint", **greedy,
-                              ask=one_line(best["question"]))
-        gold = one_line(", ".join(map(str, best.get("gold", []))))
-        say(f"      {asked}  # gold: {gold}")
+    """The last lines on the terminal: commands to paste."""
+    done = [str(f.path) for f in opened if (f.path / "trajectories.html").exists()]
+    if done:
+        say(f"Next: python -m webbrowser {shlex.quote(done[-1])}/trajectories.html")
     if len(done) > 1:
-        say(f"      python -m common.report {shlex.join(str(f.path) for f in done)}")
+        say(f"      python -m common.report {shlex.join(done)}")
 
 
 def what_is_saved():
     """How far the run folders of this process are, and how to go on."""
-    begun_folders = [f for f in opened if (f.path / "config.json").exists()]
-    if not begun_folders:
-        return "nothing was written"
-    of_runs = [f for f in begun_folders if "name" in f.config]  # a warm-up that is over is not
     steps = []
-    for folder in of_runs or begun_folders:
+    for folder in opened:
         saved = checkpoint.find(folder.path / "checkpoint")
         if saved:
-            step = read_json(saved / "trainer.json", dict).get("step")
+            step = read_json(saved / "trainer.json", dict)["step"]
             steps.append(f"{folder.path}: checkpoint of step {step}")
-        elif list(folder.path.glob("said_*.jsonl")):
-            steps.append(f"{folder.path}: the answers so far")
-    kept = "; ".join(steps) or "no checkpoint yet"
-    how = ""  # (a warm-up goes on by itself)
-    if of_runs:
-        how = f" and --resume --name {of_runs[0].config['name']}"
-    return f"{kept}; go on with the same command{how}"
+    if not any((f.path / "config.json").exists() for f in opened):
+        return "nothing was written"
+    return f"{'; '.join(steps) or 'no checkpoint yet'}; go on with the same command and --resume"

@@ -1,7 +1,6 @@
 """Questions with a search over them: the splits that --data, --eval-data, --corpus and --retriever name."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from common import data, retriever
@@ -50,8 +49,7 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
         search = retriever.make_retriever(cfg.retriever, corpus)
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):
-        raise data.DataError(f"--eval-data: two sets are called {', '.join(names)}; "
-                             "predictions are kept by name: rename a file")
+        raise data.DataError(f"--eval-data: two sets have one name ({', '.join(names)}): rename a file")
     evals = [Split(set_name(n), qs, search, evaluated=evaluated) for n, qs in sets.items()]
     if not evals:
         evals = [Split("ask", [], search)]
@@ -78,13 +76,11 @@ def _questions_of(cfg, paper_eval, live):
     if sets:
         train = unseen(cfg.data, train, fingerprints(sets))
         if not train:
-            raise data.DataError(f"{cfg.data}: all its questions are evaluated, so nothing is left to learn "
-                                 "from; give --eval-data other questions, or none: a tenth is then held out")
+            raise data.DataError(f"{cfg.data}: all its questions are evaluated, so nothing is left to learn")
     else:  # a file of one's own
         held, train = held_out(cfg.data, train)
         if cfg.eval_only and not collects:
-            say(f"{cfg.data}: these alone are asked, for a run on this file learns the others (--eval-data "
-                f"{cfg.data} asks all)")
+            say(f"{cfg.data}: these alone are asked, a run on it learns the others (--eval-data asks all)")
         name = cfg.data if Path(cfg.data).expanduser().exists() else f"{cfg.data}-heldout"  # (no benchmark's)
         sets = {name: held}
     if cfg.limit:
@@ -108,8 +104,7 @@ def held_out(source, questions):
     lowest tenth stays where it is."""
     lowest = sorted({fingerprint(q.question) for q in questions})
     if len(lowest) < 2:
-        raise data.DataError(f"{source}: one question cannot be split into training and evaluation; "
-                             "give --eval-data")
+        raise data.DataError(f"{source}: one question cannot be split; give --eval-data")
     tenth = sum(name < f"{2**64 // 10:016x}" for name in lowest)
     chosen = set(lowest[:min(max(tenth, FEW), len(lowest) // 2)])
     held = [q for q in questions if fingerprint(q.question) in chosen]
@@ -127,8 +122,8 @@ def unseen(source, questions, evaluated):
     """The questions of a file that are not evaluated; says how many are."""
     left = [q for q in questions if fingerprint(q.question) not in evaluated]
     if len(left) < len(questions):
-        say(f"{source}: left out {len(questions) - len(left)} of {len(questions)} questions, which are "
-            "evaluated")
+        fewer = len(questions) - len(left)
+        say(f"{source}: left out {fewer} of {len(questions)} questions, which are evaluated")
     return left
 
 
@@ -150,30 +145,5 @@ def set_name(source):
     if data.suffix_of(source) in data.SUFFIXES:
         name = Path(Path(source).name.removesuffix(".gz")).stem
     if re.search(r"_(before|step\d+)$", name):
-        raise data.DataError(f"--eval-data {source}: a set cannot be called {name}, "
-                             "as evaluations during a run are; rename the file")
+        raise data.DataError(f"--eval-data {source}: rename it, an evaluation of a run has such a name")
     return name
-
-
-def within_limit(splits, prompt_length, limit, skip_bad):
-    """The splits (None stays None) with the questions whose prompts fit into `limit` tokens; an overlong one
-    is an error, or left out and counted with skip_bad."""
-    kept = []
-    for split in splits:
-        if split is None:
-            kept.append(None)
-            continue
-        fits = []
-        for q in split.questions:
-            n = prompt_length(q)
-            if n <= limit:
-                fits.append(q)
-            elif not skip_bad:
-                raise data.DataError(f"question {q.id}: its prompt has {n} tokens, the limit is --max-prompt "
-                                     f"{limit}; raise it, or leave such questions out with --skip-bad")
-        if len(fits) < len(split.questions):
-            say(f"left out {len(split.questions) - len(fits)} questions with prompts over {limit} tokens")
-            if not fits:
-                raise data.DataError(f"no question fits into --max-prompt {limit} tokens")
-        kept.append(replace(split, questions=fits))
-    return kept

@@ -253,7 +253,7 @@ class Meter:
     correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), correction="none", epochs=1):
-        self.progress = Progress("update, micro-batches", live=False)
+        self.progress = Progress("update, micro-batches")
         self.added = 0
         self.expected = epochs * len(batches)
         self.began = time.time()

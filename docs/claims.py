@@ -188,7 +188,8 @@ def draw(parts, path, wanted="plot"):
         axis.spines["left"].set_visible(False)
         axis.grid(axis="x", alpha=.25)
         axis.set_xlabel(KEY)
-        curves.save(figure, path)
+        for file in (path, path.with_suffix(".svg")):
+            curves.save(figure, file)
         plt.close(figure)
 
 

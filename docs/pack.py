@@ -149,11 +149,8 @@ def write(lines, metrics, tables):
 
 def add(table, folders, texts):
     """Reads what is there, puts the run folders in, writes both."""
-    lines = {name: dict(line) for name, line in committed.runs().items()}
-    for name, line in lines.items():
-        line["script"] = committed.settings()[line["settings"]]["script"]
-        line["flags"] = committed.config(name)
-    metrics = dict(committed.metrics())
+    lines = {name: line | {"flags": committed.config(name)} for name, line in committed.runs().items()}
+    metrics = {line["script"]: line.pop("metrics") for line in lines.values()}
     file = table.replace("/", "-")
     old = committed.table(file).to_pylist() if (committed.RESULTS / f"runs/{file}.parquet").exists() else []
     new = []

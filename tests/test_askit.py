@@ -758,7 +758,7 @@ def test_a_missing_earlier_stage_is_refused_before_anything_is_read(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evidence, "load_cases", lambda *a: sys.exit("read"))
     if "--resume" in flags:
-        monkeypatch.setattr(run, "open_stage", lambda *a, **k: SimpleNamespace(start="DIR"))
+        monkeypatch.setattr(run, "open_folder", lambda *a, **k: SimpleNamespace(start="DIR"))
     with pytest.raises(SystemExit, match=f"x-{missing}/checkpoint does not exist" if missing else "^read$"):
         askit.main(["--out", str(tmp_path), "--name", "x", *flags.removesuffix(" --resume").split()])
 

@@ -432,7 +432,7 @@ def test_merge_refuses_what_does_not_match(tmp_path):
     models.load_policy(str(a), 2)[0].save_pretrained(adapter)
     for one, other, out, why in (
             (a, wide, "m", r"not one architecture \['model.embed_tokens.weight'"),
-            (a, adapter, "m", "LoRA adapters"), (tmp_path, a, "m", "without config.json"),
+            (a, adapter, "m", "LoRA adapters"), (tmp_path, a, "m", "cannot be read"),
             (wide, a, "a", "it is one of the two"), (short, a, "m", "cannot be read")):
         with pytest.raises(ModelError, match=why):
             bi_rar.merge(one, other, 0.5, tmp_path / out)
@@ -602,7 +602,7 @@ def test_no_answer_is_never_right():
 def test_ask_and_refusals(tmp_path, capsys):
     bi_rar.main([*TINY, "--ask", "Who is the mother of Ada Holt?", "--out", str(tmp_path / "none")])
     assert "answer:" in capsys.readouterr().out and not (tmp_path / "none").exists()
-    with pytest.raises(SystemExit, match="run --stage forward first, or give --forward"):
+    with pytest.raises(SystemExit, match="goes on from forward, which was not run"):
         bi_rar.main([*TINY, "--stage", "merge", "--out", str(tmp_path)])
 
 

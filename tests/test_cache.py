@@ -1,9 +1,6 @@
 """What is kept: its folder, its name, its lock."""
 
-import errno
-import fcntl
 import os
-import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -11,53 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from common import cache
-from common.world import tiny
-
-
-@pytest.fixture(autouse=True)
-def says_everything_again():
-    cache.warn_once.cache_clear()
 
 
 def test_the_folder_is_where_the_environment_says(tmp_path, monkeypatch):
-    def nobody():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(cache.Path, "home", nobody)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache.folder() == tmp_path / "xdg/fivehop"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(cache.Path, "home", lambda: tmp_path / "home")
     assert cache.folder() == tmp_path / "home/.cache/fivehop"
-
-
-@pytest.mark.parametrize("home", ["none", "a file", "another's"])
-def test_without_a_home_the_working_folder_is_taken_and_said_once(home, tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "home"
-    if home == "none":
-        monkeypatch.delenv("HOME")
-        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a KeyError
-    elif home == "a file":
-        place.touch()
-        monkeypatch.setenv("HOME", str(place))
-    else:
-        monkeypatch.setenv("HOME", str(place))
-        monkeypatch.setattr(os, "access", lambda path, mode: False)
-    expected = tmp_path / ".cache/fivehop"
-    assert cache.folder() == cache.folder() == expected
-    assert capsys.readouterr().out.count("XDG_CACHE_HOME names another place") == 1
-    assert tiny.cached_policy({"r": 1}, lambda: (Saved("model"), Saved("words"))).parent == expected
-
-
-class Saved:
-    def __init__(self, name):
-        self.name = name
-
-    def save_pretrained(self, folder):
-        folder.mkdir(exist_ok=True)
-        (folder / self.name).touch()
 
 
 def test_borders_count_in_a_key():
@@ -141,30 +99,3 @@ def test_one_makes_it_and_the_other_waits(tmp_path):
 
     made_by_two(tmp_path / "made", write)
     assert len(made) == 1
-
-
-@pytest.mark.parametrize("kind", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_where_nothing_locks_two_make_the_same_and_one_is_kept(kind, tmp_path, monkeypatch, capsys):
-    def refuse(*_):
-        raise OSError(kind, os.strerror(kind))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    both = threading.Barrier(2, timeout=20)
-
-    def write(part):
-        both.wait()  # so that both are at it
-        part.mkdir()
-        (part / "weights").write_text("whole")
-
-    made_by_two(tmp_path / "made", write)
-    assert (tmp_path / "made/weights").read_text() == "whole"
-    assert capsys.readouterr().out.count("no locks") == 1
-
-
-def test_any_other_failure_of_a_lock_is_one(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="broken"):
-        cache.made_once(tmp_path / "made", shutil.rmtree)

@@ -10,7 +10,7 @@ import at2po
 from common import metrics, rollout, splits
 from common import model as models
 from common.engine import TransformersEngine
-from common.files import read_evaluation
+from common.files import read_json
 from common.report import card
 from tests.lifting import run
 
@@ -37,9 +37,9 @@ def value_of(name, code):
 
 def test_the_card_says_what_was_trained_and_what_it_scored(checkpoint):
     text = (checkpoint / "README.md").read_text()
-    summary = read_evaluation(checkpoint.parent / "eval_test.json")["summary"]
+    summary = read_json(checkpoint.parent / "eval_test.json", dict)["summary"]
     assert metrics.summary_line("test", summary) in text and summary["n"] == 6
-    assert "on `world`, 1 steps" in text and "by `python " in text
+    assert "1 steps on world from the embedded world's tiny policy" in text
 
 
 def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint):
@@ -65,8 +65,7 @@ def test_a_question_cannot_leave_its_quotes(tmp_path):
     asked = 'a"""\n```\n# b\n```python\nimport os\n'
     place = tmp_path / "run/checkpoint"
     place.mkdir(parents=True)
-    state = {"step": 3, "weights": 1, "digests": {}}
-    (place / "trainer.json").write_text(str(state).replace("'", '"'))
+    (place / "trainer.json").write_text('{"step": 3}')
     tokenizer = Made(decode=lambda ids: asked)
     policy = rollout.Policy(None, tokenizer, Made(asked=([1], ("</a>",))))
     config = {"model": "x/y\n# z", "checkpoint": "", "data": "d`", "seed": 0}

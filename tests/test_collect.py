@@ -151,7 +151,7 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     assert "<result>" not in written[0]["conversations"][2]["value"]
     with pytest.raises(SystemExit) as stop:
         evaluate(at2po, files, model.url, "--collect", right, "--name", "again")
-    assert "is not written over" in stop.value.code
+    assert "exists: choose another" in stop.value.code
     reads = {"model": small, "data": files / "q.jsonl", "corpus": files / "c.jsonl", "warmup-data": right}
     flags = ("--top-k 1 --max-response 600 --steps 1 --questions-per-step 1 --mini-batch 1 --chains 2 "
              "--expand 1 --rounds 1 --eval-limit 1 --warmup-steps 3 --warmup-lr 1e-3 --name b --out").split()

@@ -16,7 +16,7 @@ from common.engine import TransformersEngine
 from common.gpu import vllm_engine
 from common.rollout import Trajectory, Turn
 from common.world import tiny
-from tests.conftest import NEEDS_VLLM, needs_cuda, needs_vllm
+from tests.conftest import needs_cuda, needs_vllm
 
 pytestmark = [needs_cuda, pytest.mark.usefixtures("the_device_is_there_for_what_compiles")]
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +60,11 @@ def trees(size=7):
     return rollout.prefix_order(leaves)
 
 
-def logprobs_and_gradient(folder, leaves, **how):
-    return learned(models.load_model(folder, **how), leaves)
+def logprobs_and_gradient(folder, leaves, attention="tree", **how):
+    model = models.load_model(folder, **how)
+    if attention == "dense":
+        model.set_attn_implementation("sdpa")
+    return learned(model, leaves)
 
 
 def learned(model, leaves, pack_tokens=10**6):
@@ -82,8 +85,8 @@ def test_tree_attention_trains_as_the_dense_mask_does(folder, size, recomputes):
     exact, exact_gradient = logprobs_and_gradient(folder, leaves, device="cpu")
     dense, dense_gradient = logprobs_and_gradient(folder, leaves, device="cuda", attention="dense",
                                                   precision="fp32", recomputes=recomputes)
-    tree, tree_gradient = logprobs_and_gradient(folder, leaves, device="cuda", attention="tree",
-                                                precision="fp32", recomputes=recomputes)
+    tree, tree_gradient = logprobs_and_gradient(folder, leaves, device="cuda", precision="fp32",
+                                                recomputes=recomputes)
     # the head's products are of bf16 numbers on a GPU where its dtype is; here all is fp32
     assert (dense - exact).abs().max() < 1e-3
     assert (tree - dense).abs().max() < 1e-3
@@ -104,7 +107,7 @@ def test_many_lengths_compile_few_times(folder):
     from torch._dynamo.utils import counters
     counters.clear()
     for size in range(3, 40, 4):
-        logprobs_and_gradient(folder, trees(size), device="cuda", attention="tree")
+        logprobs_and_gradient(folder, trees(size), device="cuda")
     assert counters["stats"]["unique_graphs"] <= 4, dict(counters["stats"])
     assert not counters["recompile_limit"], dict(counters["recompile_limit"])
 
@@ -203,12 +206,12 @@ def test_weights_cut_by_fsdp_over_nccl_train_as_whole_ones(folder, monkeypatch):
     """One GPU is one rank: nothing is really apart, but cut, gathered and summed by NCCL it is."""
     import torch.distributed as dist
     leaves = trees(40)
-    whole, gradient = logprobs_and_gradient(folder, leaves, device="cuda", attention="tree", precision="fp32")
+    whole, gradient = logprobs_and_gradient(folder, leaves, device="cuda", precision="fp32")
     store = dist.HashStore()
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
     try:
         monkeypatch.setattr(distributed, "world", lambda: 2)
-        model = models.load_model(folder, device="cuda", attention="tree", precision="fp32")
+        model = models.load_model(folder, device="cuda", precision="fp32")
         model = distributed.shard(model)
         assert all(hasattr(p, "device_mesh") for p in model.parameters())
         cut, cut_gradient = learned(model, leaves)
@@ -240,14 +243,13 @@ def test_a_step_with_8_bit_adam_and_its_checkpoint(folder, tmp_path):
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(restored.state[q][key])), (name, key)
 
 
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=NEEDS_VLLM)])
 @pytest.mark.parametrize("script", ["at2po.py", "bi_rar.py", "mygo_mujica.py", "omne_r1.py"])
-def test_a_script_trains_on_the_gpu(script, engine, tmp_path):
+def test_a_script_trains_on_the_gpu(script, tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def run(*more):
         command = [sys.executable, script, *more, "--steps", "2", "--warmup-steps", "25", "--eval-limit", "8",
-                   "--questions-per-step", "4", "--out", str(tmp_path), "--engine", engine]
+                   "--questions-per-step", "4", "--out", str(tmp_path)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
         return done.stdout

@@ -68,7 +68,7 @@ def play(script, *args):
         sys.modules[script].main(list(map(str, args)))
     while run.opened:  # this process goes on, and others may write there
         folder = run.opened.pop()
-        if hasattr(folder, "lock"):
+        if folder.lock:
             folder.lock.close()
 
 

@@ -79,18 +79,16 @@ REFUSED = {
     "at2po": [
         ("--loss grpo --group-size 1", "--group-size 1: at least 2"),
         ("--expansion none --group-size 1", "--group-size 1: at least 2"),
-        ("--chains 1 --rounds 0", "--chains 1: at least 2"), ("--clip-low 1", "--clip-low 1.0: below 1"),
-        ("--clip-high 2", "--clip-high 2.0: below 1"), ("--kl-coef .1", "--kl-coef goes with --loss grpo"),
-        ("--mini-batch 0", "--mini-batch 0: at least 1"), ("--lr nan", "a finite number"),
-        ("--lr 1e39", "at most 1"), ("--temperature 0", "above 0"), ("--log tensorboard", "trackio or wandb"),
+        ("--chains 1 --rounds 0", "--chains 1: at least 2"),
+        ("--kl-coef .1", "--kl-coef goes with --loss grpo"),
+        ("--mini-batch 0", "--mini-batch 0: at least 1"), ("--lr nan", "and finite"),
+        ("--temperature 0", "above 0"),
         ("--eval-data foo", "one of warmup"), ("--warmup-data x.jsonl", "is for --model and --data FILE"),
         ("--model m --data q.jsonl --warmup-steps 0", "at least 1"),
-        ("--checkpoint m --data q.jsonl --warmup-data q.jsonl", "begins with --model"),
         ("--model m --data q.jsonl --warmup-lr 0", "above 0"), ("--data x.json", "needs --model"),
         ("--data q.jsonl --model m --collect r.jsonl", "goes with --eval-only"),
         ("--data q.jsonl --model m --eval-only --ask Who? --collect r.jsonl", "without --ask"),
         ("--eval-only --collect r.jsonl", "is for --data FILE"),
-        ("--data q.jsonl --model m --eval-only --collect no/where/r.jsonl", "there is no folder"),
         ("--policy http://x/v1 --policy-model m --data q.jsonl", "--eval-only"),
         ("--policy http://x/v1 --data q.jsonl --eval-only", "--policy-model"),
         ("--policy http://x/v1 --policy-model m --model x --data q.jsonl --eval-only", "instead of --"),
@@ -99,29 +97,28 @@ REFUSED = {
         ("--world hard:partial=x", "partial=x: plain"), ("--world hard:lists=.3", "lists=.3: plain"),
         ("--world hard --data hotpotqa --model x --corpus contexts", "without --model")],
     "omne_r1": [
-        ("--sft-full-lr 2", "at most 1"), ("--clip 1", "--clip 1.0: below 1"),
         ("--stage sft --lora 8", "the adapters of stage 2 are --sft-lora"),
         ("--think-weight -1", "--think-weight -1"), ("--max-rounds 0", "--max-rounds 0"),
-        ("--lr-warmup 1.5", "--lr-warmup 1.5"), ("--data world --graph x.graphml", "not with --data world")],
+        ("--data world --graph x.graphml", "not with --data world")],
     "mygo_mujica": [
         ("--stage mygo --sampler-correction token", "goes with --stage grpo"),
-        ("--clip 1", "--clip 1.0: below 1"), ("--envs web", "--envs web: text, kg or kimi"),
+        ("--envs web", "--envs web: text, kg or kimi"),
         ("--envs text,text", "--envs text,text"), ("--group-size 1", "--group-size"),
         ("--threshold 1", "--threshold 1.0"), ("--model x --data f.json --envs kg", "--graph FILE"),
-        ("--eval-temperature -1", "--eval-temperature -1.0"), ("--seed 18446744073709551616", "--seed"),
+        ("--eval-temperature -1", "--eval-temperature -1.0"),
         ("--model x --data f.json --envs kimi --retriever http://127.0.0.1:9", "--envs kimi"),
         ("--eval-data train", "--eval-data train")],
     "bi_rar": [
-        ("--clip 1.5", "--clip 1.5: below 1"), ("--lambdas .5,2", "numbers between 0 and 1"),
+        ("--lambdas .5,2", "numbers between 0 and 1"),
         ("--group-size 1", "--group-size 1: at least 2")],
     "askit": [
-        ("--clip 1", "--clip 1.0: below 1"), ("--model Qwen/Qwen3-4B", "several models"),
+        ("--model Qwen/Qwen3-4B", "several models"),
         ("--encoder x", "needs --fine-layers"), ("--action-model x", "and these need it"),
         ("--encoder x --fine-layers 2 --data y --stage qap", "--question-model"),
         ("--fine-layers 2", "and these need it"), ("--checkpoint x", "one of the stages"),
         ("--stage ppo --checkpoint x", "holds no policy"), ("--group-size 1", "at least 2"),
         ("--candidates 0", "at least 1"), ("--gamma 2", "--gamma 2.0: at most 1")]}
-OF_EVERY_SCRIPT = [("--ask=", "--ask is empty"), (f"--out {__file__}", f"--out {__file__}: is a file")]
+OF_EVERY_SCRIPT = [("--ask=", "--ask is empty")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -130,13 +127,8 @@ def test_flags_that_no_run_can_use_are_one_line(script):
         assert why in refused(script, line), line
 
 
-def test_vllm_that_is_not_here_is_refused(monkeypatch):
-    monkeypatch.setattr(flags, "has_vllm", lambda: False)
-    assert "--engine vllm: vLLM is not installed here; pip install -r" in refused("at2po", "--engine vllm")
-
-
 def test_a_pair_that_is_not_there_is_all_that_merge_says(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="forward/checkpoint does not exist: run --stage forward"):
+    with pytest.raises(SystemExit, match="forward, which was not run: no .*forward/checkpoint"):
         bi_rar.main(["--stage", "merge", "--out", str(tmp_path)])
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 
@@ -157,7 +149,7 @@ def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
         SCRIPTS[script].main([*line.split(), "--out", str(tmp_path)])
 
 
-@pytest.mark.parametrize("name", ["a\nb", "x" * 201, "../up", ".hidden", "..", "a/b", "a\\b", "/tmp/a"])
+@pytest.mark.parametrize("name", ["a\nb", "../up", ".hidden", "..", "a/b", "/tmp/a"])
 def test_names_are_those_of_a_folder(name, tmp_path):
     with pytest.raises(RunError, match="the name of a folder"):
         RunFolder(tmp_path, "at2po", name, {})
@@ -193,11 +185,11 @@ def test_what_is_held_out_can_decide_something_or_is_said_not_to(n, held, said, 
 
 def test_the_first_lines_say_what_they_are(tmp_path, capsys):
     cfg = at2po.parse_args(["--model", "m", "--steps", "7", "--out", str(tmp_path)])
-    open_folder(cfg, "at2po", "a")
-    run.tell(cfg, cfg.steps)
+    open_folder(cfg, "at2po")
+    run.tell(cfg)
     text = " ".join(capsys.readouterr().out.split())
     title, _, shown = text.partition("differ from the paper's: ")
-    settings = shown.partition(" What happens:")[0].split()
+    settings = shown.partition(" Watch it:")[0].split()
     assert title == "Settings that " and {"model=m", "steps=7"} <= set(settings) and len(settings) < 10
     assert text.count(guards.LEGEND) == 1 and len(guards.LEGEND) < 3 * 110
 

@@ -117,7 +117,7 @@ def test_evaluation_data_are_left_out_of_training_and_counted(tmp_path, capsys):
         learned = asked if "--collect" in flags else learned
         assert learned == [row["question"] for row in rows[14:]]
         assert "left out 14 of 30 questions" in capsys.readouterr().out
-    with pytest.raises(data.DataError, match="nothing is left to learn from; give --eval-data other"):
+    with pytest.raises(data.DataError, match="nothing is left to learn"):
         sides("--data", file, "--eval-data", file)
 
 

@@ -160,9 +160,8 @@ def test_rows_may_be_stages_of_one_run_which_is_made_first(tmp_path, asked):
 
 
 @pytest.mark.parametrize("args, words", [
-    ("at2po table9", "table9: the tables of at2po are"), ("askit table1", "askit: there are tables of at2po"),
-    ("at2po table1 --seeds 0", "--seeds 0"), ("at2po table1 -- --seed 1", "--seed after --"),
-    ("at2po table1 -- --name=x", "--name after --"), ("at2po table1 -- --clip-low 2", "--clip-low 2.0")])
+    ("at2po table9", "table9: the tables of at2po are"), ("askit table1", "askit.toml"),
+    ("at2po table1 -- --clip-low -2", "--clip-low -2.0")])
 def test_what_cannot_be_a_table_is_refused_in_one_line(asked, args, words):
     with pytest.raises(SystemExit, match=words):
         ladder.main(args.split())
@@ -188,7 +187,7 @@ def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, mon
     (folder / "config.json").write_text(json.dumps(made | {"run_id": "x", "threads": 1}))
     ladder.main(table)
     assert len(asked) == 1  # the table
-    with pytest.raises(SystemExit, match="was made with lr = 0.0002, this table is for 0.5: give the same"):
+    with pytest.raises(SystemExit, match="was made with lr = 0.0002, this table is for 0.5"):
         ladder.main([*table, "--", "--lr", ".5"])
     (folder / "trajectories.html").unlink()  # killed between two sets
     ladder.main(table)
@@ -206,7 +205,7 @@ def test_a_table_takes_no_run_of_other_settings_and_no_half_of_one(tmp_path, mon
 def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
     failing = [sys.executable, "-c", "import sys; sys.exit('error: no such thing')"]
     never = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
-    with pytest.raises(RunError, match="bad failed .error: no such thing.*bad.log"):
+    with pytest.raises(RunError, match="bad failed: .*no such thing"):
         ladder.one_by_one({tmp_path / "bad": failing, tmp_path / "next": never})
     assert not (tmp_path / "begun").exists()
 

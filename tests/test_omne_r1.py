@@ -653,7 +653,7 @@ def test_rows_of_other_settings_are_not_mixed_and_nothing_is_written_without_sta
     plumbing.begin_conversations(cfg)
     with pytest.raises(RunError, match="other settings"):
         plumbing.begin_conversations(omne_r1.replace(cfg, seed=7))
-    with pytest.raises(checkpoint.ModelError, match="run --stage ppo first"):
+    with pytest.raises(checkpoint.ModelError, match="goes on from stage1, which was not run"):
         plumbing.begin_conversations(omne_r1.replace(cfg, name="b", sft_sampled=3))
     assert [folder.name for folder in (tmp_path / "omne_r1").iterdir()] == ["a-sft-data"]
 
@@ -1073,7 +1073,7 @@ OWN = ("--graph", "cs={out}/t.jsonl", "--graph-encoder=", "--data", "{out}/q.jso
     (("--graph", "cs=nowhere.graphml"), {}, "no such file"),
     ((*WORLD, "--teacher", "http://127.0.0.1:9/v1"), {}, "words its own questions"),
     (REMOTE, {}, "its questions stand in"),
-    ((*WORLD, "--stage", "rl"), {}, "run --stage sft first"),
+    ((*WORLD, "--stage", "rl"), {}, "goes on from sft-think, which was not run"),
     (("--policy", "http://127.0.0.1:1/v1", "--policy-model", "m", *WORLD), {}, "add --eval-only"),
     (OWN, {"graph_type": "law"}, "line 1: there is no graph law"),
     (OWN, {"graph_type": "a b"}, "line 1: a graph_type is letters"),

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import at2po
-from common import data, flags, guards, metrics, report, rollout, run
+from common import data, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
 from common.of_mygo import records
@@ -514,7 +514,7 @@ def test_the_page_is_made_anew_at_every_evaluation_and_after_a_minute(
     monkeypatch.setattr(run.Run, "save", lambda *_: None)
     monkeypatch.setattr(run, "opened", [folder])
     monkeypatch.setattr(run, "PAGE_EVERY", seconds)
-    run.tell(cfg, cfg.steps)
+    run.tell(cfg)
     assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
     pages = []
     begun = run.Run(cfg, metrics=guards.STEP)
@@ -574,9 +574,7 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     assert (tmp_path / "both.png").read_bytes()[:4] == b"\x89PNG"
     comparison.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
-    with pytest.raises(SystemExit, match="ends in .png, .pdf or .svg"):
-        comparison.main([str(a), str(b), "--out", str(tmp_path / "both.gif")])
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "both.svg", "r"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
 
 
 def exported(folder, ems):
@@ -689,9 +687,6 @@ def test_a_tracker_gets_what_the_file_gets(tmp_path, monkeypatch):
             told.append((numbers, step))
 
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(SystemExit, match=f"--log {name}: .*pip install {name}"):
-            at2po.parse_args(["--log", name])
         monkeypatch.setitem(sys.modules, name, Tracker)
         run = RunFolder(tmp_path, "at2po", name, {"lr": 1})
         run.create()
@@ -767,11 +762,11 @@ def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
     capsys.readouterr()
     report.method_table(None, "x", runs, "base", lambda label, sets: "48.81 / 60.12")
     said = capsys.readouterr().out
-    assert max(len(line) for line in said.split("\n") if line[:1] in "┏┃┡│└") <= 100
-    # in each table, and in the line on what moved
-    assert said.count("a method that has a long name") == said.count("┡") + 1 > 2
+    table, moved = said.split("What moved:")
+    assert max(map(len, table.split("\n"))) <= 100
+    assert table.count("a method that has a long name") == table.count("method  ") > 2  # in each part
     assert re.search(r"against base: up: a method that has a long name \+\S+ \[.*\]; "
-                     r"not told from chance: another one \+0.000 \[", said)
+                     r"not told from chance: another one \+0.000 \[", moved)
 
 
 # ---- guards
@@ -795,7 +790,7 @@ HEALTHY = {
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy, own, said = [dict(HEALTHY) for _ in range(10)], records.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
-    assert counts == {f"guard/{n}": 0 for n in (*guards.GUARDS, "selection")} and said == []
+    assert len(counts) == 8 and not any(counts.values()) and said == []
     ill = [HEALTHY | fault for _ in range(3)]
     counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, HEALTHY, own)
     assert [n for n, fired in counts.items() if fired] == [f"guard/{name}"]
@@ -817,22 +812,14 @@ def test_calls_that_fall_towards_none_are_named(begins, ends, fires):
     assert not fires or f"{begins:.2f} a trajectory at the start, {ends:.2f} now" in said[0]
 
 
-def test_what_comes_next_is_one_line_to_paste_whatever_the_data_say(tmp_path, capsys, monkeypatch):
-    tmp_path = tmp_path / "my runs"
-    folder = RunFolder(tmp_path, "at2po", "x", {"name": "x", "eval_temperature": 1.0})
-    folder.create()
-    typed = "--data a.jsonl --model M --warmup-data b.jsonl --name=x --eval-temperature 1 --lr 1e-3"
-    monkeypatch.setattr(flags, "typed", typed.split())
-    (folder.path / "trajectories.html").write_text("")
-    (folder.path / "checkpoint").mkdir()
-    (folder.path / "checkpoint/trainer.json").write_text("{}")
-    hostile = {"question": "Who's\n\x1b[2Jit?", "gold": ["a\nrm x", 7]}
-    folder.write("eval_test.json", {"summary": {}, "predictions": [hostile]})
-    monkeypatch.setattr(run, "opened", [folder])
+def test_what_comes_next_can_be_pasted(tmp_path, capsys, monkeypatch):
+    folders = [RunFolder(tmp_path / "my runs", "at2po", name, {}) for name in ("x", "y", "z")]
+    for folder in folders[:2]:
+        folder.create()
+        (folder.path / "trajectories.html").write_text("")
+    monkeypatch.setattr(run, "opened", folders)
     run.tell_what_next()
-    asked = [line for line in capsys.readouterr().out.splitlines() if "--ask" in line]
-    assert len(asked) == 1 and asked[0].endswith("# gold: a rm x, 7") and "\x1b" not in asked[0]
-    command, _, _ = asked[0].partition("  # gold")
-    assert shlex.split(command) == [
-        "python", "at2po.py", "--data", "a.jsonl", "--lr", "1e-3", "--checkpoint",
-        str(folder.path / "checkpoint"), "--eval-temperature", "0", "--ask", "Who's \ufffd[2Jit?"]
+    lines = [shlex.split(line) for line in capsys.readouterr().out.replace("Next:", "").splitlines()]
+    x, y = (str(folder.path) for folder in folders[:2])
+    assert lines == [["python", "-m", "webbrowser", f"{y}/trajectories.html"],
+                     ["python", "-m", "common.report", x, y]]

@@ -2,12 +2,9 @@
 and refuses in one line what it cannot go on from."""
 
 import json
-import math
-import random
 import re
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 import at2po
-from common import cache, checkpoint, data, files, guards, ladder, metrics, report, rollout, training
+from common import checkpoint, data, guards, metrics, rollout, training
 from common import model as models
-from common.files import UserError, read_jsonl
-from common.folder import open_folder, opened
-from common.of_at2po import baselines
-from common.of_mygo import records
-from common.report import __main__ as comparison
-from common.run import Run, program, tell_what_next, what_is_saved
+from common.files import read_jsonl
+from common.run import Run, program
 from common.world import tiny
 from tests.conftest import forked, rows_of
 
@@ -48,7 +41,7 @@ def ten_lines(argv):
     policy = rollout.Policy(model, TOKENIZER, SimpleNamespace(sleep=lambda: None))
     optimizer, spent = training.make_optimizer(model, cfg.lr), {"tokens": 0}
     budget = cfg.token_budget if isinstance(cfg.token_budget, int) else 1e9
-    with run.stage("ten lines", policy, [data.Split("test", [], None)], evaluate, cfg.steps):
+    with run.stage("ten lines", policy, [data.Split("test", [], None)], evaluate):
         if not run.folder.start:
             run.evaluate("_before")
         for step, row in run.steps(policy, optimizer, cfg.steps, state=spent,
@@ -122,7 +115,7 @@ def test_a_killed_run_resumes_to_the_same_metrics(tmp_path):
     child.kill()
     child.join()
     written = len(read_jsonl(killed / "metrics.jsonl"))
-    saved = checkpoint.read_state(checkpoint.find(killed / "checkpoint"))["step"]
+    saved = json.loads((checkpoint.find(killed / "checkpoint") / "trainer.json").read_text())["step"]
     assert 3 <= written < 9 and saved >= written - 1  # at most the current step is lost
     begin(tmp_path, "--steps", 9, "--name", "killed", "--resume", "--token-budget", 10**6)  # which may change
     begin(tmp_path, "--steps", 9, "--name", "whole")
@@ -141,11 +134,12 @@ def test_the_end_by_its_budget_is_explained(tmp_path, capsys):
 def test_a_run_killed_before_its_first_checkpoint_begins_again_and_says_so(tmp_path, one_step, capsys):
     shutil.rmtree(one_step / "checkpoint")
     (one_step / "eval_test.json").unlink()
-    change(one_step, "config.json", edited(threads=7, date="2026-01-31", save_every=10))
+    config = json.loads((one_step / "config.json").read_text()) | {"threads": 7, "date": "2026-01-31"}
+    change(one_step, "config.json", json.dumps(config))
     begin(tmp_path, "--steps", 1, "--save-every", 10, "--resume")
     said = capsys.readouterr().out
     assert "no checkpoint was saved before it stopped" in said
-    assert "was begun with threads 7, now" in said and "was begun with date 2026-01-31, now" in said
+    assert "was begun with threads 7:" in said and "was begun with date 2026-01-31:" in said
     assert [row["step"] for row in rows_of(one_step / "metrics.jsonl")] == [1]
 
 
@@ -170,126 +164,14 @@ def change(folder, name, value):
         file.write_bytes(value(file.read_bytes()) if callable(value) else value.encode())
 
 
-def edited(**keys):
-    return lambda old: json.dumps(json.loads(old) | keys).encode()
-
-
-def flipped(old):
-    return old[:-4000] + bytes(b ^ 255 for b in old[-4000:])
-
-
 @pytest.mark.parametrize("name, value, message", [
-    ("checkpoint/trainer.json", "[1]", "the checkpoint is damaged (trainer.json has no step"),
-    ("checkpoint/trainer.json", edited(step="x"), "the checkpoint is damaged (trainer.json has no step"),
-    ("checkpoint/trainer.json", edited(step=-5), "the checkpoint is damaged (trainer.json has no step"),
-    ("checkpoint/trainer.json", "{", "the checkpoint is damaged (trainer.json: JSONDecodeError)"),
-    ("checkpoint/trainer.json", None, "its checkpoint/ is gone"),
-    ("checkpoint/trainer.json", edited(run="another"), "checkpoint of another run"),
     ("checkpoint", None, "its checkpoint/ is gone"),
-    ("checkpoint/model.safetensors", flipped, "model.safetensors is changed since it was saved"),
-    ("checkpoint/optimizer.safetensors", None, "optimizer.safetensors is missing"),
-    ("checkpoint/tokenizer.json", lambda old: old[:100], "tokenizer.json is changed since it was saved"),
-    ("config.json", "[]", "config.json is damaged (no object)"),
-    ("config.json", "{", "config.json is damaged (JSONDecodeError)"),
-    ("eval_test_before.json", lambda old: old[:50], "eval_test_before.json is damaged"),
-    ("eval_test_before.json", "{}", "eval_test_before.json is damaged (no summary"),
-    ("metrics.jsonl", lambda old: b'{"loss": 1}\n' + old, "line 1 has no step; nothing was changed"),
-    ("metrics.jsonl", lambda old: old + b'{"step": "3"}\n', "metrics.jsonl: line 2 has no step"),
+    ("config.json", "{", "config.json cannot be read (JSONDecodeError)"),
+    ("config.json", "[]", "config.json holds no dict"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
-    ("metrics.jsonl", "", "checkpoint of step 1, and metrics.jsonl ends at step 0"),
-    ("metrics.jsonl", None, "metrics.jsonl ends at step 0"),
-    ("checkpoint/trainer.json", edited(step=2), "checkpoint of step 2, and metrics.jsonl ends at step 1"),
-    ("samples.jsonl", "[1]\n", "samples.jsonl: line 1 has no step"),
-    ("samples.jsonl", lambda old: b"\xff\xfe" + old, "samples.jsonl is damaged (UnicodeDecodeError)")])
+    ("metrics.jsonl", lambda old: b"\xff\xfe\n" + old, "metrics.jsonl: line 1 is not valid JSON")])
 def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_step, name, value, message):
     change(one_step, name, value)
     before = contents(one_step)
     refuse(message, tmp_path, "--steps", 2, "--resume")
     assert before == contents(one_step)
-
-
-def other_forms(value, at=()):
-    """(a JSON value with another one somewhere in it, the keys that lead there); of lists the first part."""
-    for other in (math.nan, {"a": 1}, [1], "x", "5", None, 10**40, json.loads("[" * 900 + "]" * 900)):
-        yield other, at
-    parts = value.items() if isinstance(value, dict) else []
-    if isinstance(value, list):
-        parts = list(enumerate(value))[:1]
-    for key, part in parts:
-        for changed, place in other_forms(part, (*at, key)):
-            whole = value.copy()
-            whole[key] = changed
-            yield whole, place
-
-
-def write_run(folder, cfg):
-    """What at2po.py leaves, by hand: a step, an evaluation before and after."""
-    node = {"id": 1, "parents": [0], "text": "a", "observation": "b", "label": "c", "how": ["d"], "value": .5}
-    group = {
-        "question_id": "q", "question": "Who?", "type": "", "hops": 1, "gold": ["Ada"], "evidence": ["e"],
-        "nodes": [{"id": 0, "parents": [], "label": "question"}, node], "beside": "value",
-        "trajectories": [{"path": [0, 1], "reward": 1.0, "answer": "x", "correct": True, "why": ["f"]}]}
-    scores = {"em": 1.0, "em_valid": 1.0, "f1": 1.0, "searches": 1, "tokens": 9, "read": 1.0, "copied": 1.0}
-    row = {"id": "q", "answer": "x", "problem": "", **scores} | group
-    folder.mkdir(parents=True)
-    files.write_json(folder / "config.json", asdict(cfg) | {
-        "run_id": "r", "threads": 1, "machine": "m", "date": "2026-01-01", "changed": ["lr"]})
-    files.write_json(folder / "metrics.json", at2po.METRICS)
-    told = {"step": 1, "reward/mean": .5, "rollout/tokens": 9, "rollout/tokens_total": 9, "guard/kl": 0}
-    files.write_jsonl(folder / "metrics.jsonl", [told])
-    files.write_jsonl(folder / "samples.jsonl", [{"step": 1} | group])
-    for name in ("one", "two", "one_before"):
-        value = {"summary": metrics.summarize([row]) | {"set": name}, "predictions": [row]}
-        files.write_json(folder / f"eval_{name}.json", value)
-    (folder / "checkpoint").mkdir()
-    (folder / "checkpoint/w").touch()
-    saved = {"step": 1, "run": "r", "K": .5, "digests": {"w": cache.digest(folder / "checkpoint/w")}}
-    files.write_json(folder / "checkpoint/trainer.json", saved)
-    return folder
-
-
-def read_everything(folder, cfg, other):
-    """Who reads a run folder: --resume, the page, ladder and comparisons."""
-    begun = open_folder(cfg, "at2po", "a")
-    budget = baselines.TokenBudget(at2po.Config(token_budget=9, steps=2, group_size=1))
-    budget.spent["tokens"] += checkpoint.read_state(begun.start).get("K", 0)
-    assert budget.share(1) > 0
-    begun.rewind(1)
-    guards.watch({"step": 2}, read_jsonl(folder / "metrics.jsonl"), str, at2po.METRICS)
-    records.budget_is_spent(begun, 9)
-    results = report.evaluations(folder)
-    for name, result in results.items():
-        metrics.summary_line(name, result["summary"])
-    report.show_averages(results, {"both": list(results)})
-    comparison.compare([folder])
-    ladder.refuse_other_settings(folder, [folder], asdict(cfg))
-    comparison.compare([folder, other], folder / "c.png", page=folder / "c.html")
-    tell_what_next()
-    what_is_saved()
-
-
-def test_a_value_of_another_form_changes_nothing_or_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "bootstrap_interval", lambda values: (values.mean(),) * 3)
-    monkeypatch.setattr(report, "show", lambda *_: None)
-    cfg = at2po.parse_args(["--lr", "1e-3", "--out", str(tmp_path / "runs"), "--name", "a", "--resume"])
-    whole, other = (write_run(tmp_path / name / "at2po/a", cfg) for name in ("whole", "other"))
-    folder = tmp_path / "runs/at2po/a"
-    names = sorted(str(file.relative_to(whole)) for file in whole.rglob("*.json*"))
-    refused = set()
-    damages = [("", None, ())]
-    for name in names:
-        of_file = list(other_forms(json.loads((whole / name).read_text())))
-        damages += [(name, *damage) for damage in random.Random(name).sample(of_file, 8)]
-    for name, damaged, place in damages:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        if name:
-            (folder / name).write_text(json.dumps(damaged) + "\n")
-        opened.clear()
-        try:
-            read_everything(folder, cfg, other)
-        except UserError as error:
-            refused.add(name)
-            told = str(error)
-            assert "\n" not in told and (str(folder) in told or "--resume:" in told), (name, place, told)
-    assert refused == set(names)

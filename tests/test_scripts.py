@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,12 +17,12 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import checkpoint, data, files, retriever, rollout, splits, training
+from common import data, files, retriever, rollout, splits, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
-from common.folder import RunFolder, open_stage
+from common.folder import open_folder
 from common.of_at2po import baselines, trees
 from common.run import Run, program, what_is_saved
 from common.world import tiny
@@ -70,7 +69,7 @@ def test_a_run_as_a_subprocess_and_in_two_parts(tmp_path, one_step):
     command = [sys.executable, "at2po.py", *TINY, "--steps", "2", "--out", tmp_path, "--name", "whole"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for words in ("What happens: 12 questions", "Watch it: ", "step 2/2 | reward", "eval test (n 12)",
+    for words in ("Watch it: ", "step 2/2 | reward", "eval test (n 12)",
                   "by question", "What moved: EM on test against before", "Next: python -m webbrowser"):
         assert words in done.stdout
     folder = tmp_path / "at2po/whole"
@@ -405,12 +404,12 @@ def test_bad_files_and_flags_end_in_a_line(tmp_path, qwen, monkeypatch):
     usable = ["--model", qwen, "--data", fine, "--corpus", corpus, "--out", tmp_path]
     for message, flags in (
         ("broken.json: record 2: field 'answer'", ["--data", broken]),
-        ("HF_HUB_OFFLINE is set", ["--data", "nobody/no-such-data"]),
+        ("no-such-data: not in the local cache", ["--data", "nobody/no-such-data"]),
         ("no contexts to pool", ["--corpus", "contexts"]),
         ("needs --corpus", ["--corpus", "", "--retriever", "bm25"]),
         ("no search service at http://127.0.0.1:9", ["--retriever", "http://127.0.0.1:9"]),
         ("nobody/no-such-model: not in the local cache", ["--model", "nobody/no-such-model"]),
-        ("the limit is --max-prompt 50", ["--max-prompt", 50, "--name", "long"])):
+        ("prompts over --max-prompt 50", ["--max-prompt", 50, "--name", "long"])):
         refuse(message, *usable, *flags)
 
 
@@ -421,10 +420,11 @@ def test_a_warm_up_killed_before_its_only_checkpoint_can_go_on(tmp_path):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(asdict(cfg)))
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    begun = open_stage(cfg, "mygo_mujica", "text-warm-up", saves="once")
+    files.write_json(folder / "eval_test.json", {"summary": {}, "predictions": []})
+    begun = open_folder(cfg, "mygo_mujica", "text-warm-up")
     assert begun.resume and begun.start is None
     with pytest.raises(RunError, match="checkpoint/ is gone"):
-        open_stage(cfg, "mygo_mujica", "text-mygo")
+        open_folder(cfg, "mygo_mujica", "text-mygo")
 
 
 def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
@@ -432,52 +432,26 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
     (tmp_path / "bi_rar/a-forward/.lock").touch()
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path), "--resume"])
     with pytest.raises(RunError, match="holds no stage of a run called a"):
-        open_stage(cfg, "bi_rar", "forward")
+        open_folder(cfg, "bi_rar", "forward")
     (tmp_path / "bi_rar/a-baseline").mkdir()
     (tmp_path / "bi_rar/a-baseline/config.json").touch()
-    folder = open_stage(cfg, "bi_rar", "forward")
+    folder = open_folder(cfg, "bi_rar", "forward")
     assert not folder.resume and folder.start is None
 
 
-def test_flipped_bytes_are_seen_wherever_a_checkpoint_of_ours_is_used(tmp_path, finished):
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(finished / "checkpoint", folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4000] + bytes(4000))
-    refuse("is changed since it was saved", *TINY, "--out", tmp_path, "--eval-only", "--checkpoint", folder)
-    with pytest.raises(ModelError, match="is changed since it was saved"):
-        bi_rar.merge(finished / "checkpoint", folder, 0.5, tmp_path / "merged")
-
-
-def test_a_checkpoint_with_files_in_folders_is_saved_and_checked(tmp_path, qwen):
-    model, tokenizer = models.load_policy(str(qwen))
-    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
-    optimizer = training.make_optimizer(model, 1e-3)
-    checkpoint.save(tmp_path / "c", model, tokenizer, optimizer, {"step": 1})
-    names = checkpoint.read_state(tmp_path / "c")["digests"]
-    assert any("/" in name for name in names) and "model.safetensors" in names
-
-
-def test_a_stopped_run_names_its_folders_and_survives_a_damaged_checkpoint(tmp_path, capsys):
-    folder = tmp_path / "bi_rar/a-merged-0.5/checkpoint.old"
-    folder.mkdir(parents=True)
-    (folder.parent / "config.json").write_text('{"name": "a"}')
+def test_a_stopped_run_names_its_folders(tmp_path):
+    cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path)])
     with program():
         assert what_is_saved() == "nothing was written"
-        RunFolder(tmp_path, "bi_rar", "a-initial", {"name": "a"})
+        folders = [open_folder(cfg, "bi_rar", stage) for stage in ("initial", "merged-0.5")]
         assert what_is_saved() == "nothing was written"
-        RunFolder(tmp_path, "bi_rar", "a-merged-0.5", {"name": "a"}, resume=True)
-        (folder / "trainer.json").write_text('{"step": 7}')
+        folders[1].create()
+        assert what_is_saved().startswith("no checkpoint yet; go on")
+        place = folders[1].path / "checkpoint.old"
+        place.mkdir()
+        (place / "trainer.json").write_text('{"step": 7}')
         said = what_is_saved()
-        assert "a-merged-0.5: checkpoint of step 7; go on" in said and said.endswith("--resume --name a")
-        assert "a-initial" not in said
-    (folder / "trainer.json").write_text("{")
-    with pytest.raises(SystemExit) as stop, program():
-        RunFolder(tmp_path, "bi_rar", "a-merged-0.5", {"name": "a"}, resume=True)
-        raise KeyboardInterrupt
-    assert stop.value.code == 130
-    said = capsys.readouterr().err
-    assert said.startswith("interrupted; ") and "trainer.json is damaged" in said
+        assert "a-merged-0.5: checkpoint of step 7; go on" in said and "a-initial" not in said
 
 
 @pytest.mark.parametrize("flags, names, learned", [
@@ -513,7 +487,6 @@ def test_what_can_be_refused_is_so_before_data_are_read(tmp_path, monkeypatch, q
         ("exists: choose another --name", ["--model", qwen]),
         ("was started with", ["--model", qwen, "--resume"]),
         ("no such folder here", ["--model", "nothere", "--name", "b"]),
-        ("without config.json", ["--model", tmp_path, "--name", "b"]),
         ("no such folder here", ["--model", "nothere", "--ask", "Who?"])):
         refuse(message, *stage, "--name", "a", "--out", tmp_path, *flags, script=script)
 
@@ -529,25 +502,20 @@ def test_a_name_that_looks_like_a_path_is_never_asked_of_the_hub(name, tmp_path,
         files.locate(name)
 
 
-@pytest.mark.parametrize("error, said", [
-    ("GatedRepoError", "accept its terms"), ("RepositoryNotFoundError", "check the spelling"),
-    (OSError("no route"), r"cannot be reached \(OSError\).*HF_HUB_OFFLINE"), ("", "HF_HUB_OFFLINE is set")])
-def test_offline_gated_and_misspelt_are_told_apart_at_the_first_attempt(error, said, monkeypatch):
-    from huggingface_hub import HfApi, errors
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_the_hub_says_of_a_name_is_told_at_the_first_attempt(offline, monkeypatch):
+    from huggingface_hub import HfApi
     asked = []
 
     def repo_info(*_, **__):
-        asked.append(error)
-        raise error
+        asked.append(1)
+        raise OSError("Access to model\nx is restricted")
 
-    if isinstance(error, str) and error:
-        response = SimpleNamespace(headers={}, request=None, status_code=404)
-        error = getattr(errors, error)("x", response=response)
     monkeypatch.setattr(HfApi, "repo_info", repo_info)
-    monkeypatch.setenv("HF_HUB_OFFLINE", str(int(not error)))
-    with pytest.raises(files.HubError, match=said):
+    monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    with pytest.raises(files.HubError, match="local cache; the hub: Access to model x is restricted"):
         files.locate("somebody/some-model")
-    assert len(asked) == bool(error)
+    assert len(asked) == 1
 
 
 def test_a_question_drawn_twice_gets_two_trees(qwen):

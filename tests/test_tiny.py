@@ -70,10 +70,8 @@ def test_another_recipe_makes_its_own(flags, monkeypatch, tmp_path):
     assert folder.parent == tmp_path / "fivehop"
 
 
-@pytest.mark.parametrize("flags", ["--engine vllm", "--top-k 2", "--world hard:elastic=.3"])
+@pytest.mark.parametrize("flags", ["--top-k 2", "--world hard:elastic=.3"])
 def test_other_flags_are_another_recipe(flags):
-    if "vllm" in flags:
-        pytest.importorskip("vllm")
     ready = {json.dumps(about(command)[1]["recipe"]) for command in READY.values()}
     other = start_weights.making_of(["at2po", *flags.split()])
     assert json.dumps(other.full_recipe()) not in ready

@@ -23,11 +23,12 @@ from common.gpu import vllm_engine
 from common.gpu.vllm_engine import VllmEngine
 from common.model import token_logprobs
 from common.rollout import Trajectory, Turn
+from common.world import tiny
 from tests.conftest import NEEDS_VLLM
 from tests.test_distributed import OTHERS, ROOT, free_port, same_run
 from tests.test_distributed import SMALL as FEW
 from tests.test_distributed import TREES as FEW_TREES
-from tests.test_engine import REQUESTS, chain, drift, generate, random_policy
+from tests.test_engine import REQUESTS, chain, drift, generate, random_policy, without_bias
 
 pytestmark = NEEDS_VLLM
 
@@ -113,16 +114,10 @@ def test_rows_of_the_head_that_are_no_tokens_are_not_sampled():
     assert apart.abs().max() < 1e-4
 
 
-def test_what_vllm_drops_is_frozen_at_zero_or_refused():
-    model, tokenizer = small_policy()
-    bias = model.model.layers[1].self_attn.o_proj.bias
-    VllmEngine(model, tokenizer)
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    assert frozen == [f"model.layers.{i}.self_attn.o_proj.bias" for i in (0, 1)] and not bias.any()
-    with torch.no_grad():
-        bias[3] = 1e-3
-    with pytest.raises(ModelError, match="Qwen3ForCausalLM has no model.layers.1.self_attn.o_proj.bias"):
-        VllmEngine(model, tokenizer)
+def test_the_policy_of_the_embedded_world_is_refused():
+    tokenizer = random_policy(128)[1]
+    with pytest.raises(ModelError, match="no bias behind attention"):
+        VllmEngine(tiny.tiny_model(tokenizer), tokenizer)
 
 
 def test_engines_of_one_architecture_take_turns():
@@ -192,8 +187,20 @@ def assert_no_drift(rows):
     assert sum(r["train/updates"] for r in rows) >= 1
 
 
+def policies_without_bias(patch):
+    """The scripts' tiny policies are made as vLLM has a Qwen3."""
+    with_bias = tiny.tiny_model
+    patch.setattr(tiny, "tiny_model", lambda tokenizer: without_bias(with_bias(tokenizer)))
+    patch.setattr(tiny, "VERSION", "without bias")
+
+
 @pytest.fixture
-def half_is_right(monkeypatch):
+def no_bias(monkeypatch):
+    policies_without_bias(monkeypatch)
+
+
+@pytest.fixture
+def half_is_right(monkeypatch, no_bias):
     """Rewards that differ, though the policy is hardly warmed up: half of all answers are right."""
     def by_chance(prediction, golds):
         return float(zlib.crc32(prediction.encode()) % 2)
@@ -227,7 +234,7 @@ def test_two_steps_of_mygo_mujica(half_is_right, tmp_path):
     assert sum(r["train/updates"] for r in last_rows(tmp_path / "mygo_mujica/a-text-offline")) >= 1
 
 
-def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(tmp_path):
+def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(no_bias, tmp_path):
     flags = [*SMALL, *"--warmup-steps 20 --max-turn 40 --think on --out".split(), str(tmp_path)]
     omne_r1.main([*flags, "--stage", "ppo", "--group-size", "3"])
     learned = tmp_path / "omne_r1/a-stage1"
@@ -245,7 +252,10 @@ def test_two_steps_of_omne_r1_and_rows_of_what_it_learned(tmp_path):
 PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
+import pytest
 from tests.test_distributed import play
+from tests.test_vllm import policies_without_bias
+policies_without_bias(pytest.MonkeyPatch())
 play(*sys.argv[1:])
 """
 

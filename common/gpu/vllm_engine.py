@@ -15,9 +15,7 @@ last may sample. vLLM is imported when the first engine is made, and nowhere els
 import asyncio
 import atexit
 import copy
-import functools
 import gc
-import hashlib
 import itertools
 import os
 import random
@@ -27,7 +25,6 @@ import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,8 +36,6 @@ from common.files import say
 from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows, key_heads
 from common.rollout import PLACE
 
-VOLATILE = (  # a tokenizer's files that differ from load to load, and say nothing that vLLM is asked for
-    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 ENVIRONMENT = {  # where the user says nothing
     "VLLM_NO_USAGE_STATS": "1",              # it would report home
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -51,29 +46,11 @@ running = None    # the process's _Running
 
 # ---------------------------------------------------------------- weights
 
-def checkpoint_name(name):
-    """The name that a parameter has in a Hugging Face checkpoint, without what adapters put around it.
-
-    >>> checkpoint_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
-    'model.layers.0.mlp.up_proj.weight'
-    """
-    return re.sub(r"^base_model\.model\.|\.base_layer(?=\.)", "", name)
-
-
 def own_parameters(model):
-    """{checkpoint name: parameter} of the language model, without what adapters add."""
+    """{name in a checkpoint: parameter} of the language model, without what adapters add or put around it."""
+    around = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
     named = model.named_parameters()
-    return {checkpoint_name(name): parameter for name, parameter in named if ".lora_" not in name}
-
-
-def refuse_other_adapters(model):
-    """ModelError for adapters that policy_weights does not know how to merge."""
-    for config in getattr(model, "peft_config", {}).values():
-        lora = config.peft_type == "LORA" and not config.use_dora and not config.lora_bias
-        if not lora or config.modules_to_save or config.trainable_token_indices:
-            raise ModelError("--engine vllm: these adapters are more than LoRA on weights (DoRA, bias, "
-                             "trained tokens or whole modules): use --engine transformers, or fold them into "
-                             "their base (merge_and_unload)")
+    return {around.sub("", name): parameter for name, parameter in named if ".lora_" not in name}
 
 
 def policy_weights(model):
@@ -93,39 +70,6 @@ def policy_weights(model):
         yield name, head_rows(model, weight) if id(parameter) in embeddings else weight
 
 
-def compare_names(vllm_model, names):
-    """(names that vLLM's model has no parameter for, its parameters that none of the names fills).
-
-    Runs where the model is. vLLM stacks some (q, k and v are one matrix); tied heads are not listed on either
-    side; experts are left out, since they are fused under names of their own."""
-    stacked = {}
-    for whole, parts in getattr(vllm_model, "packed_modules_mapping", {}).items():
-        stacked |= dict.fromkeys(parts, whole)
-    mapper = getattr(vllm_model, "hf_to_vllm_mapper", None)
-    theirs = {}
-    for name in names:
-        mapped = mapper.map_name(name) if mapper else name
-        parts = (mapped or "").split(".")
-        theirs[name] = ".".join(stacked.get(part, part) for part in parts)
-    here = {name for name, _ in vllm_model.named_parameters() if ".experts." not in name}
-    dropped = [name for name in names if theirs[name] not in here and ".experts." not in name]
-    return dropped, sorted(here - set(theirs.values()))
-
-
-def keep_dropped_at_zero(model, dropped):
-    """What vLLM would leave out changes nothing while it is zero: it is frozen there. Anything else is
-    refused: vLLM drops it without a word, and samples another policy than the one that is trained."""
-    for name, parameter in own_parameters(model).items():
-        if name not in dropped:
-            continue
-        if distributed.whole(parameter).any():
-            raise ModelError(
-                f"--engine vllm: vLLM's {_class_of(model).__name__} has no {name}, and this "
-                f"model's is not zero ({len(dropped)} such parameters): it would sample another policy than "
-                "the one that is trained. Use --engine transformers")
-        parameter.requires_grad_(False)
-
-
 def _pack_head_again(vllm_model):
     """vLLM's CPU build multiplies with a packed copy of the head; reload_weights makes it anew where the head
     has weights of its own, and leaves the old one where it is tied to the embedding."""
@@ -138,7 +82,7 @@ def _pack_head_again(vllm_model):
 @dataclass(eq=False)
 class _Running:
     """The process's vLLM."""
-    digest: str          # of the architecture, tokenizer and options that it was started for
+    kind: tuple          # architecture, vocabulary and options that it was started for
     llm: object
     holder: object = None    # the engine whose weights it has
     asleep: bool = False
@@ -146,33 +90,29 @@ class _Running:
 
 
 def _start(model, tokenizer, options):
-    """The _Running for this architecture, tokenizer and options: the one that runs, or a new one in its
+    """The _Running for this architecture, vocabulary and options: the one that runs, or a new one in its
     place."""
     global running
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # below its adapters
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(base).__name__]
+    config.dtype = None  # options say in what it computes; a policy and its frozen sampler differ here
+    config.vocab_size = head_rows(model, model.get_output_embeddings().weight).shape[0]
+    kind = config.to_json_string(), len(tokenizer), options
+    if running and running.kind == kind:
+        return running
+    if running and distributed.world() > 1:
+        raise ModelError("--engine vllm: a model of another architecture, vocabulary or cache than before, "
+                         "and vLLM cannot be started twice under torchrun: run this stage on its own")
+    _stop()
     atexit.register(_stop)  # registered once more, it finds nothing to stop
-    with tempfile.TemporaryDirectory() as folder:
-        config = copy.deepcopy(model.config)
-        config.architectures = [_class_of(model).__name__]
-        config.dtype = None  # options say in what it computes; a policy and its frozen sampler differ here
-        config.vocab_size = head_rows(model, model.get_output_embeddings().weight).shape[0]
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights need no transport
+    with tempfile.TemporaryDirectory() as folder, _process_undisturbed():
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        digest = hashlib.sha256(repr(sorted(options.items())).encode())
-        for file in sorted(Path(folder).iterdir()):
-            if file.name not in VOLATILE:
-                digest.update(file.read_bytes())
-        if running and running.digest == digest.hexdigest():
-            return running
-        if running and distributed.world() > 1:
-            raise ModelError("--engine vllm: a model of another architecture, vocabulary or cache than "
-                             "before, and vLLM cannot be started twice under torchrun: run this stage on its "
-                             "own")
-        _stop()
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights need no transport
-        with _process_undisturbed():
-            running = _Running(digest.hexdigest(), _load_vllm(folder, options))
+        running = _Running(kind, _load_vllm(folder, options))
     return running
 
 
@@ -193,17 +133,8 @@ def _stop():
         torch.cuda.empty_cache()
 
 
-def _class_of(model):
-    """Of the language model, below its adapters."""
-    return type(model.get_base_model() if hasattr(model, "get_base_model") else model)
-
-
 def _load_vllm(folder, options):
-    try:
-        import vllm
-    except ImportError as error:
-        raise ModelError(f"--engine vllm: vLLM is not usable here ({error}); install it with "
-                         "requirements-gpu.txt, or use --engine transformers") from error
+    import vllm
     gigabytes = options["kv_cache_memory_bytes"] / 2**30
     say(f"starting vLLM {vllm.__version__}: {options['dtype']}, sequences of at most "
         f"{options['max_model_len']} tokens, {gigabytes:.2f} GB for keys and values")
@@ -240,14 +171,16 @@ class VllmEngine:
     sequences need less.
 
     bf16 on a GPU, whatever --precision says (its attention kernels know no fp32); on a CPU as training's
-    forward pass. ModelError where vLLM does not run the model, or leaves out weights that are not zero."""
+    forward pass. What vLLM leaves out of a model without a word is found when Run.policy compares numbers."""
 
     def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0):
         self.tokenizer = tokenizer
         self.gpu = model.device.type == "cuda"
         self.in_bf16 = self.gpu or computes_in_bf16(model)
         self.eos = end_of_sequence(model, tokenizer)
-        refuse_other_adapters(model)
+        if model.config.model_type == "qwen3" and model.config.attention_bias:
+            raise ModelError("--engine vllm: vLLM's Qwen3 has no bias behind attention, which the embedded "
+                             "world's tiny policy has: use --engine transformers")
         options = self._options(model.config.get_text_config(), max_batch, cache_gb)
         self.max_length = options["max_model_len"]
         self.cache_bytes = options["kv_cache_memory_bytes"]
@@ -255,12 +188,6 @@ class VllmEngine:
         self.llm = self.vllm.llm
         self.futures = {}                    # name of a request -> who waits for it
         self.reused_tokens = 0
-        compare = functools.partial(compare_names, names=list(own_parameters(model)))
-        dropped, unfilled = self.llm.apply_model(compare)[0]
-        if unfilled:
-            raise ModelError(f"--engine vllm: vLLM wants {', '.join(unfilled[:4])}, which this model lacks. "
-                             "Use --engine transformers")
-        keep_dropped_at_zero(model, set(dropped))
         self.sync(model)
 
     def _options(self, config, max_batch, cache_gb):
@@ -297,16 +224,12 @@ class VllmEngine:
     def busy(self):
         return bool(self.futures)
 
-    async def generate(self, prompt_ids, stop=(), max_tokens=512,
-                       temperature=1.0, seed=0):
+    async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
         """Samples until a stop string, the end of sequence, max_tokens or the model's last position (both
         "length"). temperature 0 is greedy. ModelError where the prompt leaves no position to sample."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
-        if not prompt_ids or max_tokens < 1:
-            raise ValueError("generate needs a prompt and max_tokens >= 1, "
-                             f"got {len(prompt_ids)} ids and {max_tokens}")
         if len(prompt_ids) >= self.max_length:
             raise ModelError(
                 f"--engine vllm: a prompt of {len(prompt_ids)} tokens; the model's positions, or what "

@@ -89,7 +89,7 @@ def check(cfg, paper_models):
     # all other numbers: whole ones at least 1, others at least 0
     may_be_zero = "coarse_warmup supervised_warmup fine_layers correlate validate"
     above_zero = "coarse_lr supervised_lr question_lr lr gamma"
-    cfg = flags.check(cfg, may_be_zero, above_zero, least={"group_size": 2})
+    cfg = flags.check(cfg, may_be_zero=may_be_zero, above_zero=above_zero, least={"group_size": 2})
     if cfg.gamma > 1:
         flags.refuse("gamma", cfg.gamma, "at most 1")
     if cfg.eval_only or cfg.ask:

@@ -7,12 +7,12 @@ import torch
 
 from common import model as models
 from common import rollout, training
-from common.guards import Metric
+from common.guards import POLICY, Metric
 from common.page import record
 
 # ---------------------------------------------------------------- metrics of a step
 
-TREES = {
+METRICS = POLICY | {
     "rollout/leaves": Metric("trajectories of the step"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
     "rollout/chain_tokens": Metric("sampled tokens of a chain, before anything is branched"),

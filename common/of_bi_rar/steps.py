@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from common import rollout, training
-from common.guards import SECONDS, Metric
+from common.guards import POLICY, SECONDS, Metric
 from common.page import record
 
 # ---------------------------------------------------------------- metrics
 
 PANEL = "distances of right trajectories"
-DISTANCES = {
+METRICS = POLICY | {
     "reward/d_TA": Metric("mean distance of right trajectories' reasoning steps to the answer", PANEL,
                           label="to the answer"),
     "reward/d_TQ": Metric("mean distance of right trajectories' reasoning steps to the question", PANEL,

@@ -62,9 +62,9 @@ def resolve(cfg, learning, with_ratio):
         cfg = replace(cfg, stage="eval")
     if "text" not in envs:  # then there is no corpus, and no server
         cfg = replace(cfg, retriever=cfg.retriever or "bm25")
-    cfg = flags.named(replace(cfg, eval_only=cfg.stage == "eval"))
-    cfg = flags.check(cfg, "token_budget", "lr sft_lr grpo_lr temperature", WORLD_SETS, {"group_size": 2})
-    flags.needs_a_model(cfg)
+    cfg = replace(cfg, eval_only=cfg.stage == "eval")
+    cfg = flags.check(cfg, may_be_zero="token_budget", above_zero="lr sft_lr grpo_lr temperature",
+                      world_sets=WORLD_SETS, least={"group_size": 2})
     few_shot_first = cfg.stage in ("all", "few-shot", "warm-up")
     above = "below 1: rewards (F1) have to be above it"
     for wrong, flag, words in (

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from common import metrics, rollout
 from common.files import read_jsonl
-from common.guards import Metric
+from common.guards import POLICY, Metric
 from common.page import record
 
 # ---------------------------------------------------------------- numbers of an iteration
 
 CHOICE = "threshold K, share chosen"
 BY_THRESHOLD = ("mygo", "offline", "fixed")
-METRICS = {
+METRICS = POLICY | {
     "rollout/searches": Metric("sub-questions per trajectory, also those that found nothing to read",
                                "searches and turns"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),

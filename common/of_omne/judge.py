@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics, process
-from common.files import Keyed, Progress, UserError, read_evaluation, say, write_jsonl
+from common.files import Keyed, Progress, UserError, read_json, say, write_jsonl
 from common.serve.chat_client import UNREADABLE, BadAnswer, Chat, read_object
 
 PROMPT = """\
@@ -74,7 +74,7 @@ def read_answers(file):
     """[(question, gold, answer)] of an eval_<set>.json, or of JSON lines: question, golden_answer, answer."""
     records = data.read_records(file)
     if file.name.startswith("eval_") and file.suffix == ".json":
-        records = enumerate(read_evaluation(file)["predictions"], 1)
+        records = enumerate(read_json(file, dict)["predictions"], 1)
     found = []
     for number, row in records:
         row = row if isinstance(row, dict) else {}

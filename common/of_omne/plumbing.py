@@ -21,12 +21,10 @@ def check(cfg):
     if cfg.eval_only and cfg.stage != "direct":
         cfg = replace(cfg, stage="eval")
     cfg = replace(cfg, eval_only=cfg.stage in ("eval", "direct"))
-    may_be_zero = "sft_sampled sft_templates sft_lora"
-    cfg = flags.check(cfg, may_be_zero, above_zero="lr head_lr sft_lr sft_full_lr temperature")
+    cfg = flags.check(cfg, may_be_zero="sft_sampled sft_templates sft_lora",
+                      above_zero="lr head_lr sft_lr sft_full_lr temperature")
     of_world = cfg.data == "world"
     needs_model = cfg.stage != "synthesize"
-    if needs_model and cfg.policy:
-        flags.needs_a_model(cfg)
     asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
     remote = cfg.graph.startswith(("http://", "https://"))
     for wrong, name, words in (
@@ -123,7 +121,7 @@ def begin_conversations(cfg):
     that an interrupted run goes on with the same ones alone; RunError where there are others."""
     folder, weights = folder_of(cfg, "sft-data"), None
     if cfg.sft_sampled and not (folder / "sharegpt.jsonl").exists():
-        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)", called="ppo")
+        weights = left_by(cfg, "omne_r1", "stage1", "--stage sft (--sft-sampled)")
     made_with = {name: getattr(cfg, name) for name in MAKES_ROWS}
     settings = folder / "settings.json"
     if settings.exists():

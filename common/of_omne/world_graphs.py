@@ -206,7 +206,7 @@ def tiny_policy(cfg, agent, fillers, wordings):
     key = f"omne_r1/flawed calls/{cfg.matches}/{cfg.max_edges}/{kg.MAX_WORDS}"
     index = partial(tools_of, max_edges=cfg.max_edges)
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
-    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale, engine=cfg.engine)
+    recipe = tiny.Recipe(key, steps, flaw_rate, cfg.world_scale)
     known = words(cfg.max_edges, [*fillers, *wordings])
     return tiny.tiny_policy(recipe, known, TAGS, render, index, pack_tokens=1024)
 

@@ -11,17 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from common.files import (
-    REMEDY,
-    RunError,
-    read_evaluations,
-    read_json,
-    read_jsonl,
-    say,
-    table,
-    warn,
-    write_json,
-)
+from common.files import one_line, read_evaluations, read_json, read_jsonl, say, warn, write_json
 from common.formats import fingerprint
 from common.metrics import (
     bootstrap_interval,
@@ -104,29 +94,12 @@ def verdict(gain):
     return open_
 
 
-WIDTH = 100   # columns of a table on the terminal
-LABEL = 30    # of its first one, which is folded
-
-
 def show(title, header, rows):
     """A table on the terminal without empty columns: in parts, each with the first two columns, where it is
-    wider than the terminal may be."""
-    filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
-    width = {}
-    for i in filled:
-        cells = [header[i], *(row[i] for row in rows)]
-        width[i] = 3 + max(len(str(cell)) for cell in cells)
-    width[0] = min(width[0], 3 + LABEL)
-    first = filled[:2]
-    parts = [first]
-    for i in filled[2:]:
-        if len(parts[-1]) > 2 and sum(width[k] for k in (*parts[-1], i)) >= WIDTH:
-            parts.append(first)
-        parts[-1] = [*parts[-1], i]
-    for part in parts:
-        shown = [[row[i] for i in part] for row in rows]
-        table(title, [header[i] for i in part], shown)
-        title = ""
+    wider than a hundred."""
+    frame = pd.DataFrame(rows, columns=header).map(one_line)
+    frame = frame.loc[:, (frame != "").any()].set_index(header[:2])
+    say(f"{one_line(title)}\n{frame.to_string(line_width=100, sparsify=False)}")
 
 
 def over_seeds(values, form=".3f"):
@@ -184,17 +157,16 @@ def read_methods(title, methods):
     return runs
 
 
-def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, key="em", means=True):
+def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, means=True):
     """<path>-table.json (none without a path) of {label: [run folder per seed]} or {label: {seed: folder}}: a
     line a method and set, and for the plain mean of several sets (not without `means`). A method that lacks
     an evaluation is left out.
 
     folder: or (folder, when), see evaluations. minus: the method that the others are set against, or {label:
     its own other one}. paper(label, sets) -> the paper's number for these sets, or "". columns: {header:
-    (how, key, form)}, see _cells. key: the number that is compared."""
+    (how, key, form)}, see _cells."""
     runs = read_methods(title, methods)
-    score = key.upper() if key in ("em", "f1") else key
-    header = ["method", "set", "n", "paper", f"{score} by seed", score, "minus", "by question", "by seed"]
+    header = ["method", "set", "n", "paper", "EM by seed", "EM", "minus", "by question", "by seed"]
     for name, (how, *_) in columns.items():
         header.append(name)
         if how == "along":
@@ -212,8 +184,7 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
         if means and len(sets) > 1:
             groups.append(list(sets))
         for names in groups:
-            line, gain = _line(label, own, base, other, names, key)
-            beside = "".join(f" (other {flag})" for flag in unlike(own, base, names))
+            line, gain = _line(label, own, base, other, names)
             if not line:
                 continue
             line[3] = paper(label, names) if paper else ""
@@ -221,12 +192,11 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
                 line += _cells(*column, own, base, names)
             (rows if len(names) == 1 else averages).append(line)
             if gain:
-                line[6] += beside
-                of = f"{score} on {line[1]} against {other}{beside}"
-                moved.setdefault(of, {}).setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
+                told = moved.setdefault(f"EM on {line[1]} against {other}", {})
+                told.setdefault(verdict(gain), []).append(f"{label} {signed(gain)}")
     rows += averages
     if not rows:
-        return warn(f"{title}: no evaluation with {key!r}, no table")
+        return warn(f"{title}: no evaluation, no table")
     show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", header, rows)
     for of, verdicts in moved.items():
         told = [f"{word}: {', '.join(verdicts[word])}" for word in VERDICTS if word in verdicts]
@@ -237,10 +207,10 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, ke
     return {"header": header, "rows": rows}
 
 
-def _line(label, own, base, other, names, key):
+def _line(label, own, base, other, names):
     """(the scores of a line, the interval of its difference): bootstrap over questions for one seed,
-    Student's t for several, the seed being the unit. (None, None) where no prediction has the key."""
-    scores = scores_of(own, names, key)
+    Student's t for several, the seed being the unit. (None, None) where no prediction has an EM."""
+    scores = scores_of(own, names)
     if scores.empty:
         return None, None
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
@@ -248,11 +218,10 @@ def _line(label, own, base, other, names, key):
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
         value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
-    others = scores_of(base, names, key)
+    others = scores_of(base, names)
     renamed = reworded(own, base, names)
     if renamed:
-        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; they are not "
-             "compared")
+        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; not compared")
         others = others.drop(index=renamed, errors="ignore")
     *differences, gain = difference(scores, others, len(names))
     label_of_sets = names[0] if len(names) == 1 else f"mean of {len(names)} sets"
@@ -260,20 +229,20 @@ def _line(label, own, base, other, names, key):
     return [label, label_of_sets, len(scores), "", by_seed, value, there, *differences], gain
 
 
-def scores_of(runs, names, key):
-    """One number of the predictions of {seed: Run}, (questions, seeds); questions are (set, id)."""
+def predictions(run, names):
+    """((set, id), prediction) of a Run's sets."""
+    for name in names:
+        for row in run.sets[name]["predictions"] if name in run.sets else ():
+            yield (name, row.get("id")), row
+
+
+def scores_of(runs, names):
+    """EM of the predictions of {seed: Run}, (questions, seeds); questions are (set, id)."""
     columns = {}
     for seed, run in runs.items():
-        found = {}
-        for name in names:
-            predictions = run.sets[name]["predictions"] if name in run.sets else ()
-            found |= {(name, row.get("id")): row[key] for row in predictions if key in row}
+        found = {place: row["em"] for place, row in predictions(run, names) if "em" in row}
         if found:
-            try:
-                columns[seed] = pd.Series(found, dtype=float)
-            except (TypeError, ValueError):
-                raise RunError(f"{run.folder}: {key} is no number in its predictions (eval_<set>.json): "
-                               f"{REMEDY}, or compare another number (--score)") from None
+            columns[seed] = pd.Series(found, dtype=float)
     return pd.DataFrame(columns)
 
 
@@ -281,28 +250,10 @@ def reworded(own, base, names):
     """[(set, id)] of questions whose words are not the same in all runs."""
     words = {}
     for run in (*own.values(), *base.values()):
-        for name in names:
-            for row in run.sets[name]["predictions"] if name in run.sets else ():
-                if "question" in row:
-                    words.setdefault((name, row.get("id")), set()).add(fingerprint(str(row["question"])))
+        for place, row in predictions(run, names):
+            if "question" in row:
+                words.setdefault(place, set()).add(fingerprint(str(row["question"])))
     return [place for place, said in words.items() if len(said) > 1]
-
-
-SEARCHED = ("--corpus", "--graph", "--graph-encoder", "--retriever")
-
-
-def unlike(own, base, names):
-    """The flags whose files were not the same, by content, in a run and in that of its seed in `base`."""
-    def digests(run, name, flag):
-        inputs = run.sets[name]["summary"].get("inputs", {}) if name in run.sets else {}
-        return tuple(sorted(digest for key, digest in inputs.items() if key.startswith(f"{flag} ")))
-
-    found = {}
-    for seed, name, flag in itertools.product(own.keys() & base.keys(), names, SEARCHED):
-        pair = {digests(runs[seed], name, flag) for runs in (own, base)} - {()}
-        if len(pair) > 1:
-            found[flag] = True
-    return sorted(found)
 
 
 def difference(scores, others, sets):

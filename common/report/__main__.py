@@ -17,11 +17,11 @@ from common.page.writer import draw, write_comparison
 from common.report import committed, curves, evaluations, method_table, steps_of
 
 
-def compare(folders, out="comparison.png", key="em", page="", only=""):
+def compare(folders, out="comparison.png", page=""):
     """Of one folder its page, of several runs their curves over one another; and tables of final scores: of
     each run, differences paired by question with the first one; and where the names differ by their seed
     (mygo-seed0, seed1-text-star), of each method over its seeds. page: where to write the runs' questions
-    side by side. only: titles of the curves' panels; all, if empty."""
+    side by side."""
     names = [folder.name for folder in folders]
     if len(folders) == 1 and folders[0].is_dir():
         draw(folders[0], names[0])
@@ -40,20 +40,17 @@ def compare(folders, out="comparison.png", key="em", page="", only=""):
         drawn = {method: list(seeds.values()) for method, seeds in methods.items()}
     steps = {name: [steps_of(folder) for folder in own] for name, own in drawn.items()}
     if len(folders) > 1 and any(map(any, steps.values())):
-        panels = curves.panels_of(*folders)
-        if only:
-            panels = {title: keys for title, keys in panels.items() if title in only.split(",")}
-        curves.draw_curves(steps, out, " · ".join(drawn), panels)
+        curves.draw_curves(steps, out, " · ".join(drawn), curves.panels_of(*folders))
         say(f"curves: {out}")
     if not any(map(evaluations, folders)):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
     each = {name: [folder] for name, folder in runs.items()}
-    table = method_table(None, "final evaluations", each, next(iter(runs)), key=key, means=False)
+    table = method_table(None, "final evaluations", each, next(iter(runs)), means=False)
     if page:
         say(f"page: {write_comparison(page, runs, table)}")
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
-        method_table(None, "over seeds", methods, next(iter(methods)), columns=along, key=key, means=False)
+        method_table(None, "over seeds", methods, next(iter(methods)), columns=along, means=False)
 
 
 def main(argv=None):
@@ -64,18 +61,9 @@ def main(argv=None):
     parser.add_argument(
         "--out", default="comparison.png", help="where the curves of several runs go: .png, .pdf or .svg")
     parser.add_argument(
-        "--panels", default="", help="these alone of the curves' panels, titles with commas: reward,format")
-    parser.add_argument(
-        "--score", default="em", help="what the tables compare: em, f1, or another number of the predictions")
-    parser.add_argument(
-        "--page",
-        nargs="?",
-        const="comparison.html",
-        default="",
+        "--page", nargs="?", const="comparison.html", default="",
         help="also a page with the questions of all runs side by side and the table; the runs come before it")
     args = parser.parse_args(argv)
-    if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
-        sys.exit(f"error: --out {args.out}: a name that ends in .png, .pdf or .svg")
     folders = []
     for run in args.runs:
         found = [Path(run)] if (Path(run) / "config.json").exists() else committed.matching(run)
@@ -83,11 +71,9 @@ def main(argv=None):
             sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
         folders += found
     try:
-        compare(folders, args.out, args.score, args.page, args.panels)
-    except UserError as error:
+        compare(folders, args.out, args.page)
+    except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        sys.exit(f"error: not a run of this version, or damaged ({type(error).__name__}: {error})")
 
 
 if __name__ == "__main__":

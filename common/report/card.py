@@ -1,12 +1,8 @@
-"""The model card of a checkpoint, README.md: what was trained on what by which command, its scores, and what
-serving needs: a prompt as the agent writes it, and the strings that end a turn."""
+"""The model card of a checkpoint, README.md: what was trained on what, its scores, and what serving needs: a
+prompt as the agent writes it, and the strings that end a turn."""
 
-import shlex
-import sys
-from pathlib import Path
-
-from common import checkpoint, metrics
-from common.files import one_line, write_atomic
+from common import metrics
+from common.files import one_line, read_json, write_atomic
 
 CARD = """\
 ---
@@ -16,9 +12,7 @@ tags: [fivehop, {script}]
 
 # {script}, {name}
 
-From {source} on {data}, {step} steps, by {command}. Scores, with 95 % intervals over questions:
-
-{scores}
+{about}
 
 After a turn, which ends at one of `stops`, comes what the agent found. A prompt, as Python quotes it:
 
@@ -46,20 +40,14 @@ def write(folder, policy, found):
         return
     prompt_ids, stops = asked
     config = folder.config
-    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
-    scores = [metrics.summary_line(name, evaluation["summary"]) for name, evaluation in found.items()]
+    source = config["checkpoint"] or config["model"] or "the embedded world's tiny policy"
+    steps = read_json(place / "trainer.json", dict)["step"]
+    about = [f"{steps} steps on {config['data']} from {source}"]
+    about += [metrics.summary_line(name, evaluation["summary"]) for name, evaluation in found.items()]
     write_atomic(place / "README.md", CARD.format(
         script=folder.path.parent.name,
         name=folder.path.name,
-        source=quoted(config["checkpoint"] or config["model"] or "the embedded world's tiny policy"),
-        data=quoted(config["data"]),
-        step=checkpoint.read_state(place)["step"],
-        command=quoted(command),
-        scores="\n".join(f"- {quoted(line)}" for line in scores),
+        about="\n".join(f"- `{one_line(line).replace('`', '')}`" for line in about),
         prompt=policy.tokenizer.decode(prompt_ids),
         stops=list(stops),
     ))
-
-
-def quoted(text):
-    return f"`{one_line(text).replace('`', '')}`"

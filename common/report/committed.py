@@ -36,47 +36,35 @@ def matching(pattern):
 
 
 @cache
-def lines():
-    return read_jsonl(RESULTS / "runs/runs.jsonl")
+def runs():
+    """{name: its line, with all its flags, its script and what its metrics are}"""
+    found, settings, metrics = {}, {}, {}
+    for line in read_jsonl(RESULTS / "runs/runs.jsonl"):
+        if "run" in line:
+            own = settings[line["settings"]]
+            script = own["script"]
+            flags = own["defaults"] | line["flags"]
+            found[line["run"]] = line | {"flags": flags, "script": script, "metrics": metrics.get(script, {})}
+        elif "defaults" in line:
+            settings[line["settings"]] = line
+        else:
+            metrics[line["script"]] = line["metrics"]
+    return found
 
 
 def forget():
-    for one in (lines, runs, settings, metrics, table):
-        one.cache_clear()
-
-
-@cache
-def runs():
-    """{name: its line}"""
-    return {line["run"]: line for line in lines() if "run" in line}
-
-
-@cache
-def settings():
-    """{settings: their line}"""
-    return {line["settings"]: line for line in lines() if "defaults" in line}
-
-
-@cache
-def metrics():
-    """{script: {key: [words, panel, form, label]}}"""
-    return {line["script"]: line["metrics"] for line in lines() if "metrics" in line}
+    runs.cache_clear()
+    table.cache_clear()
 
 
 def config(name):
-    line = runs()[name]
-    found = settings()[line["settings"]]["defaults"] | line["flags"]
+    found = dict(runs()[name]["flags"])
     groups = {"chains": "none", "branches": "branches"}
     if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
         found["expansion"] = groups[found["rollout"]]
     if "world_size" in found:  # the name of --world-scale until a206253
         found["world_scale"] = found.pop("world_size")
     return found
-
-
-def metrics_of(name):
-    script = settings()[runs()[name]["settings"]]["script"]
-    return metrics().get(script, {})
 
 
 def steps(name):

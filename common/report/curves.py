@@ -24,7 +24,7 @@ def panels_of(*folders):
         file = Path(folder) / "metrics.json"
         metrics = {}
         if name:
-            metrics = committed.metrics_of(name)
+            metrics = committed.runs()[name]["metrics"]
         elif file.exists():
             metrics = read_json(file, dict)
         for panel, keys in guards.panels(metrics).items():
@@ -80,8 +80,7 @@ def draw_curves(runs, path, title, panels):
     mean, with a band from the lowest seed to the highest; dots = evaluations of all seeds. One run: a colour
     per key; several: a colour per run, a line style per key.
 
-    panels: {title: {key: label}}, those without data are left out. path: ends in .png (an .svg is made beside
-    it), .pdf or .svg."""
+    panels: {title: {key: label}}, those without data are left out. path: ends in .png, .pdf or .svg."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -112,19 +111,11 @@ def colour_of(number):
 
 
 def save(figure, path):
-    """Writes a figure whole or not at all, and beside a .png an .svg."""
+    """Writes a figure whole or not at all."""
     path = Path(path)
-    files = [path]
-    if path.suffix == ".png":
-        files.append(path.with_suffix(".svg"))
-    for file in files:
-        unfinished = file.with_suffix(".tmp" + file.suffix)
-        metadata = {}
-        if file.suffix == ".svg":
-            metadata["Date"] = None  # the same figure is the same file
-        figure.savefig(unfinished, dpi=200, metadata=metadata)
-        figure.set_layout_engine("none")  # what has been laid out stays
-        os.replace(unfinished, file)
+    part = path.with_suffix(f".tmp{path.suffix}")
+    figure.savefig(part, dpi=200)
+    os.replace(part, path)
 
 
 def _draw_panel(plt, axis, name, keys, runs):

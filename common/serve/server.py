@@ -9,22 +9,17 @@ node_name may be a list of names, with a list of as many questions or one for al
 of texts. A name that there is not has a text as well, a graph that there is not is 404.
 
 A query or name is cut to MAX_QUERY characters, and half a character in it replaced: one bad query, written by
-a policy, must not cost the others their answers. A body of more than MAX_BODY bytes is 413.
+a policy, must not cost the others their answers. Bodies have no limit: serve to whom you trust.
 """
 
 import asyncio
-import socket
 import sys
-import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from common import kg
@@ -36,46 +31,6 @@ from common.http_client import BROKEN
 from common.retriever import make_retriever
 
 MAX_QUERY = 20_000      # characters
-MAX_BODY = 8_000_000    # bytes
-
-
-# ---------------------------------------------------------------- both
-
-class BodyLimit:
-    """ASGI middleware: 413 for a body of more than MAX_BODY bytes, announced or sent."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        announced = int(dict(scope.get("headers", ())).get(b"content-length", 0))
-        size = 0
-
-        async def limited():
-            nonlocal size
-            if announced <= MAX_BODY:  # an excess is not waited for
-                message = await receive()
-                size += len(message.get("body", b""))
-            if max(announced, size) > MAX_BODY:
-                raise HTTPException(413, f"the body is over {MAX_BODY:,} bytes", {"connection": "close"})
-            return message
-
-        await self.app(scope, limited, send)
-
-
-def application(title):
-    """A FastAPI application without a route."""
-    app = FastAPI(title=title)
-    app.add_middleware(BodyLimit)
-
-    @app.exception_handler(RequestValidationError)
-    def refuse(_, error):  # FastAPI's own repeats the input, which may be NaN or half a character: no JSON
-        problems = [{key: e[key] for key in ("type", "loc", "msg")} for e in error.errors()]
-        return JSONResponse({"detail": problems}, 422)
-
-    return app
-
-
 Text = Annotated[str, AfterValidator(lambda text: BROKEN.sub("\ufffd", text[:MAX_QUERY]))]
 TextList = Annotated[list[Text], Field(max_length=4096)]
 Count = Annotated[int, Field(ge=0, le=1000)] | None
@@ -141,12 +96,9 @@ class Joined:
         together = [query for queries, _ in taken for query in queries]
         try:
             found = await asyncio.to_thread(self.retriever.search, together, k)
-        except Exception as error:  # one bad request must not cost the others their answers
-            if len(taken) == 1:
-                taken[0][1].set_exception(error)
-                return
-            for one in taken:
-                await self._answer([one], k)
+        except Exception as error:  # reaches all that wait for it
+            for _, answer in taken:
+                answer.set_exception(error)
             return
         for queries, answer in taken:
             if not answer.done():  # (the server may be ending)
@@ -157,7 +109,7 @@ class Joined:
 def search_app(retriever):
     """The FastAPI application of a retriever."""
     joined = Joined(retriever)
-    app = application("fivehop retriever")
+    app = FastAPI(title="fivehop retriever")
 
     @app.get("/health")
     def health():
@@ -214,7 +166,7 @@ class Question(BaseModel):
 
 def graph_app(tools, k=MATCHES):
     """The FastAPI application of LocalTools. k: how many entities entity_matcher shows."""
-    app = application("fivehop graphs")
+    app = FastAPI(title="fivehop graphs")
     tools.prepare()
 
     def answer(tool, graph_type, asked):
@@ -269,8 +221,6 @@ class Graph:
 
     def app(self):
         """(application, what it serves)"""
-        if min(self.matches, self.max_edges, self.max_words) < 1:
-            raise UserError("--matches, --max-edges and --max-words: 1 or more")
         graphs = kg_files.load_graphs(self.graph, self.graph_encoder)
         app = graph_app(LocalTools(graphs, self.max_edges, self.max_words), self.matches)
         for name, graph in graphs.items():
@@ -290,25 +240,11 @@ def main(arguments=None):
 
 def serve(command):
     """Says what it serves, and where, and serves it until it is stopped."""
-    threading.stack_size(2 * 2**20)  # a thread reserves 8 MB by itself
-    host, port = command.host, command.port
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # at once: two servers may bind one port, and clients wait while the index is made
-    except (OSError, OverflowError) as error:
-        raise UserError(f"cannot serve at {host}:{port} ({error}); give another --host or --port") from None
-    app, what = command.app()
-    shown = f"[{host}]" if ":" in host else host
+    config = uvicorn.Config(None, command.host, command.port, log_level="warning")
+    listener = config.bind_socket()
+    listener.listen()  # at once: clients wait while the index is made
+    config.app, what = command.app()
     path = "/retrieve" if isinstance(command, Search) else ""
-    print(f"serving {what} at http://{shown}:{listener.getsockname()[1]}{path}", flush=True)
-    with suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again when it has ended
-        server(app).run([listener])
-    print("stopped", flush=True)
-
-
-def server(app):
-    """uvicorn, whose own limits hold: h11's on the size of a request's head, keep-alive's on a connection
-    that is idle after an answer. It has none for a connection that never sends a whole head."""
-    return uvicorn.Server(uvicorn.Config(app, http="h11", log_level="warning"))
+    port = listener.getsockname()[1]
+    print(f"serving {what} at http://{command.host}:{port}{path}", flush=True)
+    uvicorn.Server(config).run([listener])

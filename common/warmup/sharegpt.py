@@ -94,18 +94,13 @@ def read(file, names):
     rows = []
     for number, row in data.read_records(Path(file)):
         row = row if isinstance(row, dict) else {}
-        said = row.get("conversations")
-        needed = names
-        if "script" in row:  # --collect wrote it
-            needed = ("script", "id", "question", "system")
-        if not isinstance(said, list) or not all(isinstance(row.get(name), str) for name in needed):
-            raise data.DataError(f"{file}: line {number}: expected {', '.join(needed)} and conversations")
-        roles = [m.get("from") if isinstance(m, dict) else None for m in said]
-        if not in_turn(roles) or not all(isinstance(m.get("value"), str) for m in said):
-            raise data.DataError(f"{file}: line {number}: conversations must be human, gpt, observation, gpt "
-                                 f"and so on; here they are {', '.join(map(str, roles))}")
-        if not all(m["value"].strip() for m in said[1::2]):
-            raise data.DataError(f"{file}: line {number}: a gpt message is blank")
+        needed = ("script", "id", "question", "system") if "script" in row else names  # --collect's rows
+        said = [m for m in row.get("conversations") or () if isinstance(m, dict)]
+        texts = [*map(row.get, needed), *(m.get("value") for m in said)]
+        whole = in_turn([m.get("from") for m in said]) and all(isinstance(text, str) for text in texts)
+        if not whole or not all(m["value"].strip() for m in said[1::2]):
+            raise data.DataError(f"{file}: line {number}: expected {', '.join(needed)} and conversations: "
+                                 "human, gpt, observation, gpt and so on, none of gpt's blank")
         rows.append(row)
     if not rows:
         raise data.DataError(f"{file}: no conversation")

@@ -16,7 +16,7 @@ import torch
 
 from common import cache, chat, checkpoint, data, distributed, rollout, splits, training
 from common import model as models
-from common.files import Progress, say, write_jsonl
+from common.files import Progress, read_json, say, write_jsonl
 from common.folder import RunFolder, begun, checkpoint_of
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
@@ -27,7 +27,6 @@ VERSION = "3"  # change it when demonstrations or training are made otherwise
 BATCH = 8      # demonstrations per update
 EPOCHS = 3     # over them, unless --warmup-steps says otherwise
 WEIGHT_DECAY = .01
-RISE = .1      # nats per token that a smoothed loss rises by chance
 METRICS = STEP | UPDATE | {
     "train/loss": Metric("mean -log p of a demonstrated token", "loss (nats per token)", "loss {:.3f}"),
     "train/lr": Metric("learning rate"),
@@ -52,7 +51,7 @@ def warmed_up(cfg, script, source, examples):
         decided = []  # by rank 0, which has the lock
         if distributed.rank() == 0:
             found = checkpoint.find(place / "checkpoint")
-            decided = [not found or checkpoint.read_state(found)["step"] < steps]
+            decided = [not found or read_json(found / "trainer.json", dict)["step"] < steps]
         if distributed.gather(decided)[0]:
             run_folder(cfg, steps, recipe, source, root, name, examples)
     trained = checkpoint.find(place / "checkpoint")
@@ -107,8 +106,7 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
             rows = sharegpt.read(file, ())
             others = {row.get("script", script) for row in rows} - {script}
             if others:
-                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its "
-                                     f"prompt and tags; {script}.py --collect writes its own")
+                raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its tags")
             kept, fate, marks = [], Counter(), chat.role_marks(tokenizer)
             for row in rows:
                 if not evaluated.isdisjoint(sharegpt.questions_in(row)):
@@ -139,9 +137,8 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
         say(f"{file}: {told}")
         examples += kept
     if not examples:
-        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it (2Wiki's "
-                             "evidences, HotpotQA's supporting facts, MuSiQue's decomposition, or "
-                             "conversations, of questions that are not evaluated)")
+        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it: no gold evidence, and no "
+                             "conversations, of questions that are not evaluated")
     return examples
 
 
@@ -186,7 +183,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
     resume = begun(root / "warm-up" / name)
     folder = RunFolder(root, "warm-up", name, recipe, resume)
     if resume:
-        folder.start = checkpoint_of(folder, recipe["save_every"])
+        folder.start = checkpoint_of(folder)
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
         folder.start or str(source), cfg.lora, recomputes=recomputes, precision=cfg.precision)
@@ -211,7 +208,7 @@ def train(run, steps, policy, examples):
     micro_tokens = cfg.micro_tokens
     if policy.model.device.type == "cpu":  # an update then says how far it is
         micro_tokens = min(cfg.micro_tokens, 2048)
-    for step, row in run.steps(policy, optimizer, steps, label="warm-up | ", guard={"loss": loss_rises}):
+    for step, row in run.steps(policy, optimizer, steps, label="warm-up | "):
         if step == 1:
             say(f"the first of {steps} updates, on {BATCH} demonstrations")
         chosen = data.batch_of_step(examples, step, BATCH, "warm-up")
@@ -221,33 +218,14 @@ def train(run, steps, policy, examples):
         row["train/lr"] = training.cosine_lr(step - 1, steps, peak, peak / 20, warmup=rising)
         training.set_lr(optimizer, row["train/lr"])
         meter = training.Meter()
-        try:
-            batches = training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes)
-            for b in batches:
-                logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
-                loss = -logprobs.sum() / num_tokens
-                (loss * b.weight).backward()
-                meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
-            norm = training.clip_gradient(policy.model, 1.0)
-        except KeyboardInterrupt:  # what was learned is kept; several ranks are stopped at different places
-            if step > 1 and distributed.world() == 1:
-                run.save(policy, optimizer, step - 1, {})
-            raise
+        for b in training.collate_parts(policy.model, trajectories, micro_tokens, cfg.share_prefixes):
+            logprobs = models.token_logprobs(policy.model, b, 1.0)   # (B, T)
+            loss = -logprobs.sum() / num_tokens
+            (loss * b.weight).backward()
+            meter.add(loss, {"tokens": int(b.response_mask.sum())}, b.weight)
+        norm = training.clip_gradient(policy.model, 1.0)
         if meter.end_update(norm):
             optimizer.step()
         optimizer.zero_grad()
         row |= meter.means()
         row["warmup/tokens"] = num_tokens
-
-
-def loss_rises(seen):
-    """A guard: whether the loss, smoothed, has lost half of what was gained. (Where the tiny policies' flaws
-    begin, theirs rises by .28 from .04.)"""
-    losses = [row["train/loss"] for row in [*seen.earlier, seen.row] if "train/loss" in row]
-    smooth = lowest = losses[0] if losses else 0
-    for loss in losses[1:]:
-        smooth = (smooth + loss) / 2
-        lowest = min(lowest, smooth)
-    if losses and smooth > (losses[0] + lowest) / 2 + RISE:
-        return (f"the loss rises, from {lowest:.2f} to {smooth:.2f} nats per token: begin again with a lower "
-                "--warmup-lr")

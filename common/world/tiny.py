@@ -33,7 +33,6 @@ class Recipe:
     size: float = 1.0               # of the warm-up's worlds
     top_k: int = 0                  # passages per search
     world: str = "plain"            # or hard[:KNOB=SHARE,…]
-    engine: str = "transformers"    # vllm: without the bias that its Qwen3 lacks
 
 
 def warm_up_of(level, steps="auto", plain=(900, .6), hard=(1550, .8)):
@@ -82,21 +81,13 @@ class Making:
         """The recipe as JSON, with all words and tags as a hash."""
         words = list(dict.fromkeys([*self.tags, *self.words]))
         made_by = asdict(self.recipe) | {"version": VERSION, "words": hashed(words, list(self.tags))}
-        del made_by["engine"]
         made_by["world"] = str(self.level or "plain")
-        made_by["output_bias"] = self.recipe.engine != "vllm"
         return made_by
 
     def begin(self):
         """(model, tokenizer) before the warm-up."""
         tokenizer = tiny_tokenizer(self.words, self.tags)
-        model = tiny_model(tokenizer)
-        if self.recipe.engine == "vllm":
-            # in transformers, attention with biases has one behind its output, too; vLLM's Qwen3 has none: at
-            # zero, where it begins, it makes no difference
-            for layer in model.model.layers:
-                layer.self_attn.o_proj.bias.requires_grad_(False)
-        return model, tokenizer
+        return tiny_model(tokenizer), tokenizer
 
     def groups(self, tokenizer):
         render = functools.partial(self.render, tokenizer)
