@@ -20,15 +20,10 @@ def load_encoder(name):
 
 @functools.cache
 def _load_encoder(name, content):
+    import torch
+    from sentence_transformers import SentenceTransformer
     found = locate(name)
     say(f"loading the encoder {name}")
-    try:
-        import faiss  # noqa: F401  (which will hold its vectors)
-        import torch
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
-                       "-r requirements.txt") from error
     try:
         encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
     except Exception as error:  # format errors of every kind have the same remedy
