@@ -580,7 +580,7 @@ def main(argv=None):
             source, since = merged_weights(cfg, run.name)
         run_stage(run, source, since, initial_source, split, evals)
     if cfg.stage != "eval":
-        distributed.once(page.show_table, cfg, ("initial", *TRAINED), PAPER_EVAL)
+        distributed.once(page.show_table, cfg, ("initial", *TRAINED))
 
 
 def merged_weights(cfg, stage):

@@ -1,6 +1,6 @@
 """Every kernel against its peers, one table:
 
-    python -m benchmarks.bench_kernels [--out results/kernels] [--model qwen3-4b] [--rows 8192] …
+    python -m benchmarks.bench_kernels [--model qwen3-4b] [--rows 8192] … > results/kernels/mine.md
 
 On a CUDA device: forward and backward from hidden states to per-token log-probs with an arbitrary upstream
 gradient. Peers run where they are installed (pip install liger-kernel==0.8.5 trl==1.16.0
@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
@@ -327,22 +328,12 @@ class Args:
     rows: int = 8192
     fraction: tuple[float, ...] = (1.0, .4)  # of rows that the policy sampled
     repeats: int = 30
-    out: Path | None = None     # folder for kernels.md
 
 
 def main():
     args = tyro.cli(Args, description=__doc__)
     cuda = torch.cuda.is_available()
-    text = []
-
-    def say(line):
-        """Prints, and writes what there is so far: a device that dies takes nothing along."""
-        print(line, flush=True)
-        text.append(line)
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            (args.out / "kernels.md").write_text("\n".join(text) + "\n")
-
+    say = partial(print, flush=True)  # a device that dies takes nothing along
     say(versions())
     say("\nClip decisions that differ from fp64's, share of turns (window 3e-3 / 4e-3):\n")
     size = dict(device="cuda", V=151936, H=1024) if cuda else {}

@@ -230,7 +230,6 @@ def golds_of(record, *more):
 
 # ---------------------------------------------------------------- layouts
 
-ASKED = ("question", "input")
 IDS = ("_id", "id", "question_id", "idx")
 
 
@@ -241,22 +240,22 @@ def parse_question(row):
     record = lowered(row)
     if "reward_model" in record:
         return _parse_verl(record)
-    for names in (ASKED, ANSWERED):
+    for names in (("question",), ANSWERED):
         if not record.keys() & set(names):
             found = ", ".join(repr(str(name)[:40]) for name in list(row)[:20])
             raise ValueError(f"field '{names[0]}' is missing: there are {found or 'none'}; rename to "
-                             f"question (or {ASKED[1]}) and answer (or {', '.join(ANSWERED[1:])})")
+                             f"question and answer (or {', '.join(ANSWERED[1:])})")
     if "qid_topic_entity" in record:
         return _parse_tog(record)
     return _parse_plain(record)
 
 
-def _question(record, name, golds, index=None):
+def _question(record, golds, index=None):
     """A Question without evidence. Its id is the first that is there (0 is one), else its fingerprint: a
     place in a file would be another question's after a shuffle."""
-    text = read_field(record, name, text_of) or ""
+    text = read_field(record, "question", text_of) or ""
     if not text.strip():
-        raise wrong(name, "text", record[name])
+        raise wrong("question", "text", record.get("question"))
     ids = [read_field(record, key, text_of) for key in IDS]
     return Question(next(filter(None, [*ids, index]), fingerprint(text)), text, golds)
 
@@ -270,7 +269,7 @@ def _parse_tog(row):
         return [[text_of(label), number] for number, label in kind_of(dict, topics).items()]
 
     golds = golds_of({}, *read_field(row, "answer", labels) or [])
-    question = _question(row, "question", golds)
+    question = _question(row, golds)
     question.entities = read_field(row, "qid_topic_entity", entities) or []
     return question
 
@@ -288,15 +287,14 @@ def _parse_verl(row):
     extra = read_field(row, "extra_info", partial(kind_of, dict)) or {}
     if "question" not in row:
         row = row | {"question": extra.get("question") or read_field(row, "prompt", asked)}
-    question = _question(row, "question", golds, read_field(extra, "index", text_of))
+    question = _question(row, golds, read_field(extra, "index", text_of))
     question.question = question.question.strip()
     return question
 
 
 def _parse_plain(row):
-    """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle, UltraDomain."""
-    name = next(name for name in ASKED if name in row)
-    question = _question(row, name, golds_of(row))
+    """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle."""
+    question = _question(row, golds_of(row))
     meta = row
     if "golden_answers" in row:  # FlashRAG
         meta = row | (read_field(row, "metadata", partial(kind_of, dict)) or {})
@@ -307,10 +305,10 @@ def _parse_plain(row):
     paragraphs = read_field(meta, "paragraphs", paragraphs_of)
     if paragraphs is None and question.decomposition and meta.get("context") is None:
         paragraphs = supporting  # all that FlashRAG keeps of a context
-    if paragraphs is not None:
-        _add_paragraphs(question, paragraphs)
-    elif name != "input":  # (UltraDomain's context is a whole book, yet to be cut into passages)
+    if paragraphs is None:
         question.context = read_field(meta, "context", passages_of) or []
+    else:
+        _add_paragraphs(question, paragraphs)
     titles = {title for title, _ in question.supporting_facts}
     steps = len(question.decomposition) or len(question.evidences)
     question.hops = read_field(meta, "hops", whole) or steps or len(titles)

@@ -156,6 +156,8 @@ def show(path, title, recipe, methods):
 
     def paper(label, names):
         printed = rows[label].get("paper", "")
+        if "of" in recipe:
+            return printed if sorted(names) in map(sorted, recipe["of"]) else ""
         if isinstance(printed, list):
             return dict(zip(recipe["sets"], printed, strict=True)).get(names[0], "")
         first = next(iter(shown[label].values()))
@@ -185,6 +187,17 @@ def show_stages(script, path, own):
         recipe = {"columns": recipe["columns"], "sets": recipe["sets"], "minus": minus}
         recipe["rows"] = {stage: rows[stage] for stage in methods}
         show(path, f"{script} {path.name}", recipe, methods)
+
+
+def show_table(script, path, folders, of_paper=""):
+    """<path>-table.json of the {stage: folder} that are evaluated, by recipes/stages.toml. of_paper: which of
+    the paper's lists of numbers stands beside them, where there are several."""
+    recipe = tomllib.loads((RECIPES / "stages.toml").read_text(encoding="utf-8"))[script]
+    printed = recipe["paper"].get(of_paper, recipe["paper"])
+    methods = {stage: {"": folder} for stage, folder in folders.items() if list(folder.glob("eval_*.json"))}
+    rows = {stage: {"paper": printed.get(stage, "")} for stage in methods}
+    if methods:
+        show(path, f"{recipe['title']}: {path.name}", recipe | {"rows": rows}, methods)
 
 
 def main(argv=None):

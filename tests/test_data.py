@@ -77,14 +77,11 @@ def test_corpora():
     assert 800 < len(pooled) <= 940 and pooled[0]["text"]
 
 
-def test_popqa_and_ultradomain_in_their_own_layouts():
+def test_popqa_in_its_own_layout():
     popqa = data.load_questions(sample("popqa/popqa_paragraphs.json"))
     assert len(popqa) == 80
     assert popqa[0].answers == ["cartoonist", "graphic artist", "animator", "illustrator"]
     assert popqa[0].context[0][0] == "Eleanor Davis" and popqa[0].supporting_facts[0] == ["Eleanor Davis", 0]
-    books = data.load_questions(sample("ultradomain/cs_questions_lightrag_answers.jsonl"))
-    assert len(books) == 59 and books[0].question.startswith("How does Spark Streaming")
-    assert books[0].answers[0].startswith("Spark Streaming extends") and books[0].context == []
 
 
 # ---------------------------------------------------------------- hub names and roles
@@ -362,9 +359,7 @@ LAYOUTS = {
     "triviaqa hub": {
         "question_id": "tc_1", "question": "Who?",
         "answer": {"value": "Ada", "aliases": ["A. H."], "normalized_value": "ada"}},
-    "popqa": {"id": 4, "question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"},
-    "ultradomain": {
-        "_id": "x", "input": "Who?", "answers": ["Ada Holt"], "context": "a book", "meta": {"title": "T"}}}
+    "popqa": {"id": 4, "question": "Who?", "possible_answers": '["Ada", "A. H."]', "obj": "Ada"}}
 
 
 def paths(value, path=()):
@@ -548,7 +543,7 @@ def test_a_table_s_columns_go_by_name_or_the_message_names_them(header, sep, tmp
     table.write_text(f"{header}\n" + 3 * f"Where?{sep}Oslo\n")
     for skip_bad in (False, True):
         said = error_of(data.load_questions, table, skip_bad=skip_bad)
-        assert "'question' is missing: there are 'Ask', 'Reply'; rename to question (or input)" in said
+        assert "'question' is missing: there are 'Ask', 'Reply'; rename to question and answer" in said
         assert said.count("missing") == 1 and "\n" not in said
     table.write_text(f"question{sep}Reply\nWhere?{sep}Oslo\n")
     assert "'answer' is missing: there are 'question', 'Reply'" in error_of(data.load_questions, table)

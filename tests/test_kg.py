@@ -238,7 +238,7 @@ def test_several_graphs_by_name(tmp_path):
 @pytest.mark.parametrize("spec, message", [
     ("cs=", "NAME=FILE"),
     ("a/b=x.tsv", "NAME=FILE"),
-    ("a={0}/a.tsv,a={0}/a.tsv", "two graphs"),
+    ("a={0}/a.tsv,a={0}/a.tsv", "each name once"),
     ("nowhere.graphml", "nowhere.graphml: no such file"),
     ("a={0}", "a folder without"),
     ("{0}", "no graph in this folder")])

@@ -514,7 +514,7 @@ def test_nonsense_stops_after_thirty_and_a_better_teacher_goes_on(openai, tmp_pa
 
 
 def test_a_draft_that_can_be_read_starts_the_count_anew(openai, tmp_path, monkeypatch):
-    monkeypatch.setattr(synthesis, "NEVER_READ", 3)
+    monkeypatch.setattr(chat_client, "NEVER_READ", 3)
     answers = ["no", "no", as_json(["Root", "N0"], "What is below?", "N0")] * 4
     server = openai(lambda prompt: answers.pop(0))
     with pytest.raises(files.RunError, match="no question; rejected drafts: "):

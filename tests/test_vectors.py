@@ -5,7 +5,6 @@ import json
 import random
 import re
 import zlib
-from contextlib import nullcontext
 
 import faiss
 import numpy as np
@@ -32,7 +31,6 @@ def vector(title, salt):
 class Fake:
     """An encoder: a text is the seed of its vector, near the centre that its last number names."""
     name, dimension, passage_prefix, weights = "fake", 32, "", "weights"
-    on_all_gpus = nullcontext
     salt = ""
 
     def __init__(self, name="fake"):

@@ -26,38 +26,29 @@ UNREADABLE = (SyntaxError, LookupError, ValueError, RecursionError, networkx.Net
 def load_graphs(spec, encoder=""):
     """{graph_type: KnowledgeGraph} of "cs=FILE,legal=FILE", of a folder of graphs (named by their files and
     folders), or of one graph (named by its own)."""
+    path = Path(spec)
+    if "=" in spec and not path.exists():
+        pairs = [part.strip().partition("=")[::2] for part in spec.split(",")]
+    elif path.is_dir() and not is_graph_folder(path):
+        pairs = []
+        for entry in sorted(path.iterdir()):
+            if entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv") or is_graph_folder(entry):
+                pairs.append((name_of(entry), entry))
+    else:
+        pairs = [(name_of(path), path)]
     found = {}
-    for name, source in named_sources(spec):
-        if not re.fullmatch(GRAPH_NAME, name) or not str(source):
-            raise GraphError(f"--graph {name}={source}: expected NAME=FILE, "
-                             "and a name of letters, digits, . - _")
-        if name in found:
-            raise GraphError(f"--graph: two graphs with the name {name}: {found[name]} and {source}")
+    for name, source in pairs:
+        if not re.fullmatch(GRAPH_NAME, name) or not source or name in found:
+            raise GraphError(f"--graph {name}={source}: expected NAME=FILE, names of letters, digits, . - _, "
+                             "and each name once")
         found[name] = source
+    if not found:
+        raise GraphError(f"{spec}: no graph in this folder ({KINDS_OF_FILE}, or folders)")
     return {name: load_graph(source, encoder) for name, source in found.items()}
 
 
-def named_sources(spec):
-    """[(name, file or folder)]"""
-    path = Path(spec)
-    pairs = []
-    if is_graph_folder(path):
-        pairs.append((path.resolve().name, path))
-    elif path.is_dir():
-        for entry in sorted(path.iterdir()):
-            if entry.suffix.lower() in (".graphml", ".json", ".jsonl", ".tsv"):
-                pairs.append((entry.stem, entry))
-            elif is_graph_folder(entry):
-                pairs.append((entry.name, entry))
-        if not pairs:
-            raise GraphError(f"{spec}: no graph in this folder ({KINDS_OF_FILE}, or folders)")
-    elif "=" in spec and not path.exists():
-        for part in spec.split(","):
-            name, _, source = part.partition("=")
-            pairs.append((name.strip(), source.strip()))
-    else:
-        pairs.append((path.stem, path))     # what is not there, load_graph refuses
-    return pairs
+def name_of(path):
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def is_graph_folder(folder):

@@ -26,7 +26,7 @@ from common import kg
 from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
 from common.retriever import TOKEN, folded
 from common.rollout import stable_seed
-from common.serve.chat_client import NEVER_READ, SHOWN, UNREADABLE, BadAnswer, Chat, read_object
+from common.serve.chat_client import SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
 DEPTH = 3               # of the subgraph around a seed node
 SMALLEST = 20           # nodes of a subgraph
@@ -370,39 +370,19 @@ class Teacher(Chat):
 
     def __init__(self, url, model):
         super().__init__(url, model, "--teacher")
-        self.unread = 0  # answers in a row that could not be read
 
     def draft(self, graph, item, attempt, previous):
-        draft = self.asked(f"{item.id}/{attempt}", generation_prompt(graph, item, previous), read_draft)
+        prompt = generation_prompt(graph, item, previous)
+        draft = self.asked(self.answers, f"{item.id}/{attempt}", prompt, read_draft)
         draft.path = [graph.named(name) or name for name in draft.path]
         draft.answer = graph.named(draft.answer) or draft.answer
         return draft
 
     def judge(self, draft, item, attempt):
         prompt = JUDGE % (draft.path, draft.question)
-        valid, reason = self.asked(f"{item.id}/{attempt}/judge", prompt, read_verdict)
+        valid, reason = self.asked(self.answers, f"{item.id}/{attempt}/judge", prompt, read_verdict)
         if not valid:
             raise BadAnswer("judge says no", reason)
-
-    def asked(self, key, prompt, read):
-        """read(the model's answer). One that can be read is kept, and not asked for again; for any other
-        BadAnswer is raised, and RunError where the teacher cannot be understood."""
-        def ask():
-            text = self.ask(prompt)
-            read(text)
-            return {"text": text}
-
-        own = stable_seed(self.model, prompt)  # of another model or graph the key is another
-        try:
-            found = read(self.answers.of(f"{key}/{own}", ask)["text"])
-        except BadAnswer as bad:
-            self.unread += 1
-            if self.unread >= NEVER_READ:
-                raise RunError(f"--teacher {self.url}: {NEVER_READ} unusable answers in a row, the last: "
-                               f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
-            raise
-        self.unread = 0
-        return found
 
 
 # ---------------------------------------------------------------- all of them

@@ -4,6 +4,7 @@ the table of the stages. A path is askit.SearchPath, a move of it a sentence's n
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 from common import metrics, retriever
 from common.files import console, plain, say
@@ -272,40 +273,15 @@ def offered_gold(case, offers, most):
 
 # ---------------------------------------------------------------- the table of the stages
 
-PAPER = {  # EM / F1, HotpotQA distractor dev; the EM of 0.0 is as printed
-    ("supervised", "hotpotqa-dev"): "30.2 / 63.9",
-    ("ppo", "hotpotqa-dev"): "33.9 / 67.4",
-    ("ppo", "hotpotqa-dev-beam4"): "34.4 / 69.0",
-    ("sqg", "hotpotqa-dev-replace"): "0.0 / 40.8",
-}
-COLUMNS = {
-    "F1": ("eval", "f1", ".3f"),
-    "precision": ("eval", "precision", ".3f"),
-    "recall": ("eval", "recall", ".3f"),
-    "sentences": ("eval", "sentences", ".2f"),
-    "Spearman": ("eval", "spearman", "interval"),
-}
-
-
 def show_table(runs, stages):
     """<run>-table.json of the stages, each of the first of `runs` ("…/<name>", this one's own first) that has
-    it: those of a run before it show what this one began from. PAPER is shown beside a stage that was
-    evaluated on that set alone."""
-    folders, others = {}, []
+    it: those of a run before it show what this one began from."""
+    folders = {}
     for stage in stages:
-        found = [run for run in runs if run.with_name(f"{run.name}-{stage}").exists()]
+        found = [Path(f"{run}-{stage}") for run in runs if Path(f"{run}-{stage}").exists()]
         if found:
-            folder = found[0].with_name(f"{found[0].name}-{stage}")
-            folders[stage] = [folder]
-            if found[0] != runs[0]:
-                others.append(folder.name)
-
-    def printed(stage, sets):
-        return PAPER.get((stage, *sets), "")
-
-    title = f"ASKiT {runs[0].name} (paper: EM / F1, HotpotQA)"
-    if others:
-        title += f", {' and '.join(others)} before it"
-    from common.report import curves, method_table
-    method_table(runs[0], title, folders, "supervised", printed, COLUMNS, means=False)
-    curves.draw_methods(runs[0], title, folders)
+            folders[stage] = found[0]
+            if found[0].name != f"{runs[0].name}-{stage}":
+                say(f"{stage}: that of {found[0].name}")
+    from common import ladder
+    ladder.show_table("askit", runs[0], folders)

@@ -128,39 +128,12 @@ def prediction(trajectory, question, step_reward):
 
 # ---------------------------------------------------------------- the table of all stages
 
-PAPER = {  # Table 1: Qwen2.5-3B-Instruct, mean of the seven sets
-    "baseline": "0.336 (Search-R1)",
-    "forward": "0.384",
-    "backward": "0.377",
-    "merged 0.25": "0.397",
-}
-COLUMNS = {  # header: (how, key, form), see report.method_table
-    "F1": ("eval", "f1", ".3f"),
-    "searches": ("eval", "searches", ".2f"),
-    "made before": ("eval", "repeats", ".2f"),
-    "tokens": ("eval", "tokens", ".1f"),
-    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
-}
-
-
-def show_table(cfg, stages, paper_eval):
-    """<name>-table.json and <name>-curves.png of the stages that are evaluated, and of the merges. The
-    paper's numbers stand beside a mean of the paper's sets alone."""
+def show_table(cfg, stages):
+    """<name>-table.json and <name>-curves.png of the stages that are evaluated, and of the merges."""
     path = Path(cfg.out) / "bi_rar" / cfg.name
-    named = {stage: path.with_name(f"{cfg.name}-{stage}") for stage in stages}
+    folders = {stage: path.with_name(f"{cfg.name}-{stage}") for stage in stages}
     merged = f"{cfg.name}-merged-"
     for folder in sorted(path.parent.glob(f"{merged}*")):
-        named[f"merged {folder.name.removeprefix(merged)}"] = folder
-    runs = {}
-    for label, folder in named.items():
-        if list(folder.glob("eval_*.json")):
-            runs[label] = [folder]
-
-    def paper(label, sets):
-        same = set(sets) == set(paper_eval.split(","))
-        return PAPER.get(label, "") if same else ""
-
-    title = f"Bi-RAR {cfg.name} (paper: Qwen2.5-3B-Instruct)"
-    from common.report import curves, method_table
-    method_table(path, title, runs, "baseline", paper, COLUMNS)
-    curves.draw_methods(path, title, runs)
+        folders[f"merged {folder.name.removeprefix(merged)}"] = folder
+    from common import ladder
+    ladder.show_table("bi_rar", path, folders)

@@ -194,34 +194,9 @@ def sample_record(questions, groups, selected, stage, K, step):
 
 # ---------------------------------------------------------------- the table of all stages
 
-PAPER = {  # Table 6, EM / F1 of Qwen2.5-7B on 2Wiki: with passages, with a graph
-    "few-shot": {"text": "12.41 / 19.71", "kg": "57.49 / 62.31"},
-    "warm-up": {"text": "50.18 / 56.25", "kg": "74.93 / 80.74"},
-    "mygo": {"text": "53.17 / 59.62", "kg": "77.63 / 84.15"},
-    "offline": {"text": "53.27 / 59.78", "kg": "77.09 / 83.16"},
-}
-COLUMNS = {  # header: (how, key, form), see report.method_table
-    "F1": ("eval", "f1", ".3f"),
-    "K from": ("min", "select/threshold", ".2f"),
-    "to": ("max", "select/threshold", ".2f"),
-    "attempts": ("sum", "select/attempts", ",.0f"),
-    "chosen": ("sum", "select/trajectories", ",.0f"),
-    "sampled in training": ("sum", "rollout/tokens", ",.0f"),
-    "training s": ("sum", "time/rollout time/train", ".0f"),
-}
-
-
 def show_table(cfg, env, stages):
     """<name>-<env>-table.json: every stage's EM and F1, what it chose and what it cost, differences to the
     warm-up."""
     path = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{env}"
-    folders = {stage: [Path(f"{path}-{stage}")] for stage in stages}
-
-    def paper(stage, sets):
-        of_paper = len(sets) == 1 and sets[0].startswith("2wiki") and "heldout" not in sets[0]
-        return PAPER.get(stage, {}).get(env, "") if of_paper else ""
-
-    title = f"Mujica {cfg.name}, {env} (paper: EM / F1 of Qwen2.5-7B, 2Wiki)"
-    from common.report import curves, method_table
-    method_table(path, title, folders, "warm-up", paper, COLUMNS)
-    curves.draw_methods(path, title, folders)
+    from common import ladder
+    ladder.show_table("mygo_mujica", path, {stage: Path(f"{path}-{stage}") for stage in stages}, env)

@@ -12,9 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics, process
-from common.files import Keyed, Progress, RunError, UserError, read_json, say, write_jsonl
-from common.rollout import stable_seed
-from common.serve.chat_client import NEVER_READ, UNREADABLE, BadAnswer, Chat, read_object
+from common.files import Keyed, Progress, UserError, read_json, say, write_jsonl
+from common.serve.chat_client import UNREADABLE, BadAnswer, Chat, read_object
 
 PROMPT = """\
 You will see a question, its golden answer and a predicted answer. Judge whether the predicted answer is \
@@ -33,7 +32,7 @@ MOST = 8000  # characters of an answer that are judged
 
 def score_answers(file, url, model):
     """Writes <file>.judged.jsonl. What was judged before the judge went down is in another file, until all
-    of it is there. RunError where none of the first thirty verdicts could be read."""
+    of it is there."""
     asked = list(enumerate(read_answers(file)))
     chat = Chat(url, model, "judge")
     unfinished = file.with_suffix(".verdicts.jsonl")
@@ -42,23 +41,17 @@ def score_answers(file, url, model):
     def judged(pair):
         number, (question, gold, answer) = pair
         prompt = PROMPT % (question, gold, answer[:MOST])
-        key = str(stable_seed(model, number, prompt))  # (the same answer twice is judged twice)
         try:
-            found = kept.of(key, lambda: read_verdict(chat.ask(prompt)))
+            found = chat.asked(kept, number, prompt, read_verdict)  # (the same answer twice is judged twice)
         except BadAnswer as error:
             found = {"correct": None, "reason": error.reason}
-        return {"question": question, "golden_answer": gold, "answer": answer,
-                "correct": found["correct"], "reason": found["reason"]}
+        return {"question": question, "golden_answer": gold, "answer": answer} | found
 
     with closing(Keyed(unfinished)) as kept, ThreadPoolExecutor(chat.concurrency) as pool, \
             Progress("verdicts") as progress:
-        for part in (asked[:NEVER_READ], asked[NEVER_READ:]):  # no more, where none could be read
-            for row in pool.map(judged, part):
-                rows.append(row)
-                progress(len(rows), len(asked))
-            if all(row["correct"] is None for row in rows):
-                raise RunError(f"judge {url}: none of {len(rows)} verdicts could be read; the first one: "
-                               f"{rows[0]['reason']}")
+        for row in pool.map(judged, asked):
+            rows.append(row)
+            progress(len(rows), len(asked))
     out = file.with_suffix(".judged.jsonl")
     write_jsonl(out, rows)
     unfinished.unlink()

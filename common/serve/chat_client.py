@@ -2,6 +2,7 @@
 
     chat = Chat("http://127.0.0.1:8000/v1", "deepseek-r1", "--teacher")
     chat.ask(prompt)                         -> text without thoughts; BadAnswer where this prompt gets none
+    chat.asked(kept, key, prompt, read)      -> read(the text), once and for all of a prompt
     chat.choice(messages, temperature=1.0)   -> (text, openai's Choice)
     read_object(text)                        -> dict
 
@@ -18,6 +19,7 @@ import openai
 from common import http_client
 from common.files import RunError, UserError
 from common.http_client import BROKEN
+from common.rollout import stable_seed
 
 KEY = "OPENAI_API_KEY"
 TIMEOUT = 600.0       # seconds an answer: a reasoning model thinks for minutes
@@ -50,6 +52,7 @@ class Chat:
         self.model = model
         self.flag = flag
         self.answered = False
+        self.unread = 0  # answers in a row that could not be read
         self.key = os.environ.get(KEY, "").strip()
         self.openai = openai.OpenAI(
             base_url=url,
@@ -62,6 +65,26 @@ class Chat:
         """The text of one answer, without thoughts."""
         text, _ = self.choice([{"role": "user", "content": prompt}])
         return text.rpartition("</think>")[2][:MAX_ANSWER + 1]
+
+    def asked(self, kept, key, prompt, read):
+        """read(the model's answer). One that can be read is kept (files.Keyed) and not asked for again; for
+        any other BadAnswer is raised, after NEVER_READ in a row RunError."""
+        def ask():
+            text = self.ask(prompt)
+            read(text)
+            return {"text": text}
+
+        own = stable_seed(self.model, prompt)  # of another model or prompt the key is another
+        try:
+            found = read(kept.of(f"{key}/{own}", ask)["text"])
+        except BadAnswer as bad:
+            self.unread += 1
+            if self.unread >= NEVER_READ:
+                raise RunError(f"{self.flag} {self.url}: {NEVER_READ} unusable answers in a row, the last: "
+                               f"{bad.reason[:200]!r}. With a better one the same command goes on") from None
+            raise
+        self.unread = 0
+        return found
 
     def choice(self, messages, **options):
         """(text, openai's Choice) of one answer. Raises BadAnswer where the prompt is refused (too long, most

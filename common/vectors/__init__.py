@@ -51,7 +51,7 @@ def write_vectors(path, corpus, encoder):
     d, n = encoder.dimension, len(corpus)
     begin = header(d, n)
     part = path.with_name(f"{path.name}.part")
-    with part.open("ab") as file, Progress("encoding") as progress, encoder.on_all_gpus():
+    with part.open("ab") as file, Progress("encoding") as progress:
         done = max(0, file.tell() - len(begin)) // (2 * d * PIECE) * PIECE
         if not done:
             file.truncate(0)

@@ -16,10 +16,7 @@ def main(argv=None):
 
 def make(job):
     """Says the size first and the recall at the end."""
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise VectorsError(f"--out {job.out}: {error.strerror}") from None
+    job.out.mkdir(parents=True, exist_ok=True)
     corpus = data.load_corpus(job.corpus, job.skip_bad)
     encoder = sentences.Encoder(job.encoder)
     if job.flat and not vectors.is_flat(vectors.mapped(job.flat)):

@@ -3,7 +3,6 @@
 import functools
 import re
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 from common import cache
@@ -21,15 +20,10 @@ def load_encoder(name):
 
 @functools.cache
 def _load_encoder(name, content):
+    import torch
+    from sentence_transformers import SentenceTransformer
     found = locate(name)
     say(f"loading the encoder {name}")
-    try:
-        import faiss  # noqa: F401  (which will hold its vectors)
-        import torch
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise HubError(f"{name}: an encoder wants sentence-transformers and faiss ({error}): pip install "
-                       "-r requirements.txt") from error
     try:
         encoder = SentenceTransformer(found, local_files_only=Path(found).is_dir())
     except Exception as error:  # format errors of every kind have the same remedy
@@ -43,11 +37,11 @@ def _load_encoder(name, content):
 ENCODING = threading.Lock()  # a server asks from several threads, a fast tokenizer bears one
 
 
-def encode(encoder, texts, prefix, task, progress=False, pool=None):
+def encode(encoder, texts, prefix, task, progress=False):
     """(n, d) float32, rows of length 1. task: "query" or "document", for models that have layers for each."""
     with ENCODING:
-        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=64, pool=pool,
-                                 normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=progress)
+        vectors = encoder.encode(texts, prompt=prefix, task=task, batch_size=64, normalize_embeddings=True,
+                                 convert_to_numpy=True, show_progress_bar=progress)
     return vectors.astype("float32")
 
 
@@ -103,7 +97,6 @@ class Encoder:
         self.query_prefix, self.passage_prefix = prefixes(name, self.model)
         self.model.max_seq_length = min(MAX_TOKENS, self.model.max_seq_length or MAX_TOKENS)
         self.dimension = self.queries(["x"]).shape[1]
-        self.pool = None
 
     def queries(self, texts):
         return encode(self.model, texts, self.query_prefix, "query")
@@ -112,17 +105,4 @@ class Encoder:
         import torch
         texts = [read(corpus[int(i)]) for i in numbers]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return encode(self.model, texts, self.passage_prefix, "document", pool=self.pool)
-
-    @contextmanager
-    def on_all_gpus(self):
-        """Passages are encoded by a process per GPU, where there are several."""
-        import torch
-        if torch.cuda.device_count() > 1:
-            self.pool = self.model.start_multi_process_pool()
-        try:
-            yield
-        finally:
-            if self.pool:
-                self.model.stop_multi_process_pool(self.pool)
-                self.pool = None
+            return encode(self.model, texts, self.passage_prefix, "document")
