@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are imported: they then run on the CPU
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that a forked child would lack
 
-from common import engine, model  # noqa: E402
+from common import engine, model, rollout  # noqa: E402
 from common.files import read_jsonl  # noqa: E402
 from common.report import curves  # noqa: E402
 from common.world import tiny  # noqa: E402
@@ -114,6 +114,20 @@ def _child(main, argv, out, err):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
     torch.set_num_threads(torch.get_num_threads())  # a pool anew: threads that load weights would race for it
     main(argv)
+
+
+def interrupts(patch, owner, name, number):
+    """Ctrl-C at the call of this number of owner.name. Returns a list that grows with each call."""
+    real, calls = getattr(owner, name), []
+
+    def counted(*args, **named):
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return real(*args, **named)
+
+    patch.setattr(owner, name, counted)
+    return calls
 
 
 def write(path, rows):
@@ -217,6 +231,17 @@ class Scripted:
         ended = next((s for s in stop if text.rstrip().endswith(s)), "eos" if self.ends else "length")
         ids += [self.tokenizer.eos_token_id] * (ended == "eos")
         return engine.Generation(ids, [-0.5] * len(ids), ended)
+
+
+def sampled_logprobs(policy, trajectory, vocabulary, temperature):
+    """Of its sampled tokens, (tokens,), by a plain pass."""
+    ids = torch.tensor([rollout.context_ids(trajectory.prompt_ids, trajectory.turns)])
+    places, at = [], len(trajectory.prompt_ids)
+    for turn in trajectory.turns:
+        places += range(at, at + len(turn.ids))
+        at += len(turn.ids) + len(turn.observation_ids)
+    logits = policy(ids).logits[0, torch.tensor(places) - 1, :vocabulary] / temperature
+    return logits.log_softmax(-1)[range(len(places)), ids[0, places]]
 
 
 def small_qwen(folder, tokenizer, rows):

@@ -88,10 +88,6 @@ def test_where_chains_branch(chains, size, turns, draws, uncertain, leaves):
     assert names_of(root) == leaves.split()
 
 
-def test_a_large_group_is_full():
-    assert len(grown(replace(CFG, group_size=9), [.9] * 99, turns=4).leaves()) == 9
-
-
 @pytest.mark.parametrize("tokens, leaves", [(19, ["chain0", "chain0.2"]), (20, ["chain0", "fresh1"])])
 def test_uncertainty_is_of_the_first_twenty_tokens(tokens, leaves):
     def turn_of(path, number):

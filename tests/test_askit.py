@@ -23,7 +23,7 @@ from common import checkpoint, data, metrics, run, training, world
 from common.of_askit import encoders, evidence, page, stages, tiny_encoders
 from common.of_askit.evidence import ASK, SUBMIT, Case, Questions
 from common.report import __main__ as comparison
-from tests.conftest import sample
+from tests.conftest import rows_of, sample
 
 CFG = askit.parse_args([])
 
@@ -658,8 +658,7 @@ def six_steps_of_the_log():
 
 
 def rows(folder):
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")}
-            for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return rows_of(folder / "metrics.jsonl")
 
 
 def told(file):
@@ -784,18 +783,6 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     for one, stage, found in (
             (third, "coarse", "first"), (third, "ppo", "second"), (elsewhere, "coarse", "first")):
         assert stages.left_by(one, stage) == base / f"{found}-{stage}/checkpoint"
-
-
-def test_a_stage_goes_on_with_more_updates_than_it_was_begun_with(whole, monkeypatch):
-    """(At one rate: the schedule's length is another then.)"""
-    monkeypatch.setattr(training, "cosine_lr", lambda *a, **k: 1e-3)
-    stage = ["--stage", "supervised", "--limit", "8"]
-    beside(whole, *stage, "--name", "long")
-    beside(whole, *stage, "--name", "longer", "--supervised-steps", "6")
-    beside(whole, *stage, "--name", "longer", "--resume")
-    assert rows(whole / "long-supervised") == rows(whole / "longer-supervised")
-    for name in ("long", "longer"):
-        shutil.rmtree(whole / f"{name}-supervised")
 
 
 @pytest.mark.slow

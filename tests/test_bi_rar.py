@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from common.files import read_jsonl
 from common.of_bi_rar import scoring
 from common.of_bi_rar import steps as page
 from common.world import tiny
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, rows_of, sample, sampled_logprobs
 
 CFG = bi_rar.parse_args(["--world", "plain"])
 
@@ -362,14 +363,8 @@ def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
     row = one_step(model, initial, sgd(model), groups, cfg)
 
     expected = tiny.tiny_model(tokenizer, width=32)
-    expected.vocabulary = initial.vocabulary = len(tokenizer)
     optimizer = sgd(expected)
-
-    def logprobs_of(policy, t):
-        ids = torch.tensor([rollout.context_ids(t.prompt_ids, t.turns)])
-        logits = policy(ids).logits[0, 1:-1, :policy.vocabulary] / .7
-        return logits.log_softmax(-1).gather(1, ids[0, 2:, None])[:, 0]
-
+    logprobs_of = partial(sampled_logprobs, vocabulary=len(tokenizer), temperature=.7)
     old = {t: logprobs_of(expected, t).detach() for group in groups for t in group}
     for part in (groups[:2], groups[2:]):
         loss = 0.0
@@ -377,13 +372,12 @@ def test_a_training_step_is_grpo_written_out(scorer, grad_clip):
             for t, A in zip(group, training.group_advantages([t.reward for t in group]), strict=True):
                 if len({t.reward for t in group}) == 1:
                     continue
-                mask = torch.tensor([1.0 - (i == 4) for i in rollout.context_ids([], t.turns)])
                 logprobs = logprobs_of(expected, t)
                 ratio = (logprobs - old[t]).exp()
                 to_ref = logprobs_of(initial, t).detach() - logprobs
                 kl = to_ref.exp() - to_ref - 1
                 objective = torch.minimum(ratio * A, ratio.clamp(.98, 1.02) * A) - .1 * kl
-                loss -= (objective * mask).sum() / mask.sum() / (3 * len(part))
+                loss -= objective.mean() / (3 * len(part))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(expected.parameters(), grad_clip)
         optimizer.step()
@@ -495,10 +489,6 @@ TINY = (
     "--limit 40 --lr 1e-3 --steps 2 --save-every 1 --explain-limit 4 --lambdas .25,.75").split()
 
 
-def rows(path):
-    return [{k: v for k, v in r.items() if not k.startswith("time/")} for r in read_jsonl(path)]
-
-
 def evaluated(folder):
     return json.loads((folder / "eval_test.json").read_text())
 
@@ -555,7 +545,7 @@ def test_stages_apart_are_the_same(tmp_path, whole):
     for stage in ("forward", "backward", "merge"):
         run(tmp_path, "--stage", stage)
     here = tmp_path / "bi_rar"
-    assert rows(here / "a-forward/metrics.jsonl") == rows(whole / "a-forward/metrics.jsonl")
+    assert rows_of(here / "a-forward/metrics.jsonl") == rows_of(whole / "a-forward/metrics.jsonl")
     for name in ("a-forward/checkpoint", "a-weights-0.25"):
         one, two = all_weights(here / name), all_weights(whole / name)
         assert all(torch.equal(one[k], two[k]) for k in one)

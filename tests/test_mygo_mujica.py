@@ -27,7 +27,7 @@ from common.warmup import sharegpt
 from common.world import demonstrations as world_demonstrations
 from common.world import make_world, tiny
 from common.world import splits as world_splits
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, interrupts, rows_of, sample, sampled_logprobs
 
 PASSAGES = [{"id": str(i), "title": text[:10].strip(), "text": text} for i, text in enumerate((
     "Pale Tower is a film. Its director was Ada Adler.",
@@ -507,16 +507,9 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
 
     for update, part in enumerate((made[:1], [made[1], made[3]]) * 2):
         total = tokens = 0
-        for t in part:
-            for c in m.conversations(t):
-                ids = torch.tensor([rollout.context_ids(c.prompt_ids, c.turns)])
-                logprobs = (expected(ids).logits[0, :-1, :len(tokenizer)] / .7).log_softmax(-1)
-                at = len(c.prompt_ids)
-                for turn in c.turns:
-                    for k in range(at, at + len(turn.ids)):
-                        total = total - logprobs[k - 1, ids[0, k]]
-                    tokens += len(turn.ids)
-                    at += len(turn.ids) + len(turn.observation_ids)
+        for c in (c for t in part for c in m.conversations(t)):
+            total = total - sampled_logprobs(expected, c, len(tokenizer), .7).sum()
+            tokens += sum(len(turn.ids) for turn in c.turns)
         (total / tokens).backward()
         torch.nn.utils.clip_grad_norm_(expected.parameters(), grad_clip)
         lr = .1 + .2 * (1 + math.cos(math.pi * update / 4)) / 2
@@ -769,10 +762,8 @@ def world(tmp_path_factory):
     return folder / "mygo_mujica"
 
 
-def rows(folder, drop="time/"):
-    return [
-        {k: v for k, v in r.items() if not k.startswith(drop)}
-        for r in read_jsonl(folder / "metrics.jsonl")]
+def rows(folder):
+    return rows_of(folder / "metrics.jsonl")
 
 
 def predictions(folder, name="test"):
@@ -841,21 +832,12 @@ def test_an_interrupted_run_resumes_to_the_same_and_evaluates_its_last_iteration
         *TINY, "--envs", "text", "--stage", "mygo", "--out", str(world.parent),
         "--checkpoint", str(world / "seed0-text-warm-up/checkpoint")]
     m.main([*flags, "--name", "whole"])
-    real, calls = m.mini_batches, []
-
-    def killed(*args):  # in the second iteration, after its samples were drawn
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(m, "mini_batches", killed)
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(SystemExit, match="130"), monkeypatch.context() as patch:
+        interrupts(patch, m, "mini_batches", 2)  # in the second iteration, after its samples were drawn
         m.main([*flags, "--name", "killed"])
     assert "the same command and --resume" in capsys.readouterr().err
-    monkeypatch.setattr(m, "mini_batches", real)
     with pytest.raises(SystemExit, match="130"), monkeypatch.context() as patch:
-        patch.setattr(run.Run, "evaluate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        interrupts(patch, run.Run, "evaluate", 1)
         m.main([*flags, "--name", "killed", "--resume"])  # killed again, before its evaluation
     one, two = world / "whole-text-mygo", world / "killed-text-mygo"
     assert len(rows(two)) == 2 and not list(two.glob("eval_*.json"))

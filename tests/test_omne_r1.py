@@ -27,7 +27,8 @@ from common.of_omne.records import is_standard
 from common.rollout import Policy, Trajectory, Turn
 from common.serve import server as graph_server
 from common.world import demonstrations, make_world, tiny
-from tests.conftest import Scripted, sample
+from tests.conftest import Scripted, interrupts, rows_of, sample
+from tests.test_kernels import algorithm_1, literal_weights
 from tests.test_retriever import serving
 
 CFG = omne_r1.parse_args([])
@@ -303,24 +304,6 @@ def test_two_steps_of_ppo_are_written_out(policy_folder, tokenizer, monkeypatch,
 # ---- Algorithm 1
 
 
-def literally(logits, labels, start, end, weight):
-    """The 30 lines of Algorithm 1, for tags of one token."""
-    mask = torch.ones(labels.shape, dtype=logits.dtype)
-    for i in range(len(labels)):
-        for s in (labels[i] == start).nonzero()[:, 0].tolist():
-            ends = (labels[i, s:] == end).nonzero()[:, 0].tolist()
-            if ends:
-                mask[i, s:s + ends[0] + 1] = weight
-    shift_logits, shift_labels, shift_weights = logits[:, :-1], labels[:, 1:], mask[:, 1:]
-    loss = torch.nn.functional.cross_entropy(
-        shift_logits.reshape(-1, logits.shape[-1]), shift_labels.reshape(-1), reduction="none",
-        ignore_index=-100)
-    loss = loss.reshape(shift_labels.shape) * shift_weights
-    active = (shift_labels != -100).to(logits.dtype)
-    total = (shift_weights * active).sum()
-    return (loss * active).sum() / total if total > 1e-8 else torch.zeros(())
-
-
 def conversation(tokenizer, *said):
     """A trajectory of (turn, observation) texts; token -100 nowhere."""
     turns = []
@@ -360,8 +343,8 @@ def test_the_loss_is_algorithm_1_line_by_line(policy_folder, tokenizer, which, w
     weights = weights_of(tokenizer, batch, weight)
     ours = plain_loss(model, batch, weights, float(weights.sum()))
     labels = torch.where(batch.response_mask, batch.input_ids, -100)
-    start, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
-    theirs = literally(model(batch.input_ids).logits, labels, start, end, weight)
+    start, end = ([i] for i in tokenizer.convert_tokens_to_ids(["<think>", "</think>"]))
+    theirs = algorithm_1(model(batch.input_ids).logits, labels, literal_weights(labels, start, end, weight))
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5, abs=1e-7)
     if which == "all of it" and weight == 0:
         assert float(ours.detach()) == 0
@@ -810,10 +793,6 @@ def run(out, folder, *args):
     return out / "omne_r1"
 
 
-def rows(path):
-    return [{k: v for k, v in r.items() if not k.startswith("time/")} for r in read_jsonl(path)]
-
-
 @pytest.fixture(scope="module")
 def by_chance():
     """A policy of random weights is right by chance: so are these rewards. A step of stage 2 has two updates.
@@ -855,7 +834,7 @@ def test_the_curve_is_of_the_same_few_questions_and_stage_3_goes_on_from_stage_2
     before = answers(whole / "a-stage1", "_before")
     first, last = (answers(whole / "a-stage1", when) for when in ("_step1", ""))
     assert len(before) == 2 and before.keys() == first.keys() < last.keys() and len(last) == 4
-    assert ["eval/em" in row for row in rows(whole / "a-stage1/metrics.jsonl")] == [True, False]
+    assert ["eval/em" in row for row in rows_of(whole / "a-stage1/metrics.jsonl")] == [True, False]
     learned_there = answers(whole / "a-sft-no-think", "")
     for number, said in answers(whole / "a-rl-no-think", "_before").items():
         assert said == learned_there[number]
@@ -871,7 +850,7 @@ def test_the_curve_is_of_the_same_few_questions_and_stage_3_goes_on_from_stage_2
 
 def same_stage(one, other):
     """Two run folders have the same metrics, weights and moments."""
-    assert rows(one / "metrics.jsonl") == rows(other / "metrics.jsonl")
+    assert rows_of(one / "metrics.jsonl") == rows_of(other / "metrics.jsonl")
     files = sorted(file.relative_to(one) for file in (one / "checkpoint").rglob("*.safetensors"))
     for file in files:
         a, b = load_file(str(one / file)), load_file(str(other / file))
@@ -891,24 +870,14 @@ def test_one_step_and_one_more_equal_two_bit_for_bit(
     run(tmp_path, policy_folder, *args, "--steps", 1, "--name", "parts")
     base = run(tmp_path, policy_folder, *args, "--steps", 2, "--name", "parts", "--resume")
     assert omne_r1.HEAD in same_stage(base / f"whole-{label}", base / f"parts-{label}")
-    assert [row["train/grad_norm"] > 0 for row in rows(base / f"whole-{label}/metrics.jsonl")] == [True] * 2
+    assert all(row["train/grad_norm"] > 0 for row in rows_of(base / f"whole-{label}/metrics.jsonl"))
 
 
 def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_folder, whole, monkeypatch):
     args = ("--stage", "sft", "--think", "off", "--eval-every", 1, "--name", "a")
-    real = training.Meter.means
-    calls = []
-
-    def stops(meter):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(meter)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Meter, "means", stops)
-        with pytest.raises(SystemExit):
-            run(tmp_path, policy_folder, *args)
+    with pytest.raises(SystemExit), monkeypatch.context() as patch:
+        interrupts(patch, training.Meter, "means", 2)
+        run(tmp_path, policy_folder, *args)
     base = run(tmp_path, policy_folder, *args, "--resume")
     assert "model.safetensors" in same_stage(whole / "a-sft-no-think", base / "a-sft-no-think")
 
@@ -917,7 +886,7 @@ def test_a_row_of_table_5_learns_the_conversations_of_the_whole_run(tmp_path, po
     file = whole / "a-sft-data/sharegpt.jsonl"
     args = ("--stage", "sft", "--sft-data", file, "--think-weight", .1, "--name", "w")
     base = run(tmp_path, policy_folder, *args)
-    found = [rows(folder / "metrics.jsonl") for folder in (whole / "a-sft-think", base / "w-sft-think")]
+    found = [rows_of(folder / "metrics.jsonl") for folder in (whole / "a-sft-think", base / "w-sft-think")]
     assert [row["sft/tokens"] for row in found[0]] == [row["sft/tokens"] for row in found[1]]
     assert found[0][0]["sft/weight"] < found[1][0]["sft/weight"]
 

@@ -87,17 +87,6 @@ def test_the_subgraph_goes_along_edges_of_either_direction():
     assert synthesis.subgraph(around, "A") == {"A": 0, "B": 1, "C": 2, "D": 3}
 
 
-@pytest.mark.parametrize("name,nodes,expected", [
-    ("lightrag_graph/christmas_carol", 322, 241),
-    ("lightrag_graph/ultradomain_mix", 450, 127),
-    ("lightrag_graph/christmas_carol_nano_graphrag", 694, 156),
-    ("wikidata_codex/codex-s_train.txt", 2034, 0),  # every ball has more than 400 nodes
-])
-def test_seeds_of_the_sample_graphs(name, nodes, expected):
-    graph = kg_files.load_graph(sample(name))
-    assert (len(graph.graph), len(synthesis.seeds(graph))) == (nodes, expected)
-
-
 def test_train_and_test_share_no_seed_and_a_node_keeps_its_side():
     small = path_graph(3, 300)
     large = path_graph(4, 350)

@@ -18,7 +18,7 @@ from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
 from common.warmup import demonstrations, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
-from tests.conftest import ROOT, sample, small_qwen
+from tests.conftest import ROOT, interrupts, sample, small_qwen
 from tests.test_chat import byte_level
 
 HOTPOT = {
@@ -246,20 +246,13 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
     cfg = at2po.Config(model=str(small), warmup_steps=27, warmup_lr=1e-3)  # a checkpoint is saved at 25
     examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])] for i in range(5)]
-    real, steps = training.clip_gradient, []
 
     def weights():
         return (warmup.warmed_up(cfg, "at2po", str(small), examples) / "model.safetensors").read_bytes()
 
-    def stops(*args, **kwargs):
-        steps.append(1)
-        if len(steps) == 27:
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
     whole = weights()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    monkeypatch.setattr(training, "clip_gradient", stops)
+    steps = interrupts(monkeypatch, training, "clip_gradient", 27)
     with pytest.raises(KeyboardInterrupt):
         weights()
     assert weights() == whole and len(steps) == 27 + 2

@@ -2,11 +2,10 @@
 their passages answer, demonstrations."""
 
 import itertools
-import json
 
 import pytest
 
-from common import data, metrics, world
+from common import metrics, world
 from common.world import demonstrations
 
 
@@ -63,12 +62,6 @@ def test_questions_follow_from_their_evidence(test_world):
         elif q["answer"] in ("yes", "no"):
             assert (q["evidences"][0][2] == q["evidences"][1][2]) == (q["answer"] == "yes")
     assert types == {"compositional", "inference", "comparison", "bridge_comparison"} and hops == {1, 2, 3, 4}
-
-
-def test_questions_load_as_2wiki(test_world):
-    loaded = data.load_questions(json.loads(json.dumps(test_world.questions)))
-    assert len(loaded) == 400 and loaded[0].evidences == test_world.questions[0]["evidences"]
-    assert all(q.answers and q.context and q.hops for q in loaded)
 
 
 def test_one_passage_an_entity_with_facts_beside_its_sentences(test_world):
