@@ -363,11 +363,10 @@ def token_logprobs(model, batch, temperature=1.0, hidden=None):
 
 def turn_logprobs(model, batch, temperature=1.0, hidden=None):
     """token_logprobs, and on CUDA their sums over the batch's K distinct turns, (K,); elsewhere None."""
-    found = _of_sampled(model, batch, temperature, hidden)
-    turn_sums = found.turn_sums
     if model.device.type == "cpu":
-        turn_sums = None
-    return by_token(found.logprobs, batch), turn_sums
+        return token_logprobs(model, batch, temperature, hidden), None
+    found = _of_sampled(model, batch, temperature, hidden)
+    return by_token(found.logprobs, batch), found.turn_sums
 
 
 @torch.no_grad()

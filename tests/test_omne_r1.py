@@ -713,7 +713,6 @@ SAID = [{"from": "human", "value": "?"}, {"from": "gpt", "value": ANSWER}]
     ({"conversations": [*SAID, SAID[1]]}, "line 1: .*human, gpt, observation"),
     ({"conversations": [SAID[0], SAID[1] | {"value": " "}]}, "line 1: .*blank"),
     ({"conversations": [SAID[0], SAID[1] | {"from": ["gpt"]}]}, "line 1: .*human, gpt, observation"),
-    ({"source": [1]}, "row 1: a source"),
     ({"script": "at2po", "system": "s", "graph_type": None}, "row 1: a graph_type"),
 ])
 def test_a_row_that_is_none_is_refused_by_line(tmp_path, more, words):

@@ -161,7 +161,8 @@ def test_the_engine_is_vllm_where_cuda_and_vllm_are(cuda, there, chosen, monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(flags, "has_vllm", lambda: there)
     for script in (at2po, bi_rar, mygo_mujica):
-        assert script.parse_args([]).engine == chosen
+        assert script.parse_args(["--model", "m", "--data", "q.jsonl"]).engine == chosen
+        assert script.parse_args([]).engine == "transformers"  # the world's tiny policy
         assert script.parse_args(["--engine", "transformers"]).engine == "transformers"
 
 

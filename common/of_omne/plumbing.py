@@ -105,7 +105,7 @@ def read_conversations(file, evaluated=frozenset()):
     """The rows of a file whose questions are not evaluated; DataError names one that is none."""
     rows = sharegpt.read(file, ("id", "graph_type", "question"))
     for number, row in enumerate(rows, 1):
-        if not re.fullmatch(GRAPH_NAME, str(row.get("graph_type"))):
+        if not re.fullmatch(GRAPH_NAME, row.get("graph_type") or ""):
             raise data.DataError(f"{file}: row {number}: a graph_type is letters, digits, . - _")
     left = [row for row in rows if fingerprint(row["question"]) not in evaluated]
     if len(left) < len(rows):
