@@ -55,10 +55,10 @@ class RunFolder:
             raise RunError(f"{self.path} exists: choose another --name, or add --resume to go on with it")
         if resume and not (self.path / "config.json").exists():
             raise RunError(f"--resume: {self.path} holds no run (no config.json)")
+        self.saved = {}
         if resume:
             distributed.once(self._keep_others_out)
-        self.saved = read_json(self.path / "config.json", dict) if resume else {}
-        if resume:
+            self.saved = read_json(self.path / "config.json", dict)
             self._refuse_changes(free_to_change)
 
     def _refuse_changes(self, free_to_change):
