@@ -222,4 +222,4 @@ class Agent:
         words = re.findall(r"\w+|[^\w\s]", self.words)
         steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps, hard=self.hard)
         recipe = tiny.Recipe(self.script, steps, flaw_rate, cfg.top_k, cfg.world)
-        return tiny.tiny_policy(recipe, words, list(self.tags), render)
+        return tiny.folder_of(tiny.Making(recipe, words, list(self.tags), render))

@@ -579,8 +579,7 @@ def test_thoughts_have_ten_wordings_a_slot_and_nearly_twice_the_tokens_of_a_call
 
 def test_the_base_is_shown_calls_that_the_tools_refuse_and_then_made_right(tokenizer, monkeypatch):
     taken = {}
-    monkeypatch.setattr(tiny, "tiny_policy", lambda recipe, words, tags, render, index, **_: taken.update(
-        render=render, index=index))
+    monkeypatch.setattr(tiny, "folder_of", lambda making: taken.update(vars(making)))
     omne_r1.tiny_policy(CFG)
     made = make_world("warmup", 0, questions=1)
     index = taken["index"](made)

@@ -1,6 +1,5 @@
 """A policy behind an OpenAI-compatible address: what is sent, what is read, what is kept, what is refused."""
 
-import asyncio
 import json
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 import at2po
 from common import chat, metrics, rollout
 from common.files import read_jsonl
-from common.rollout import PLACE
 from common.serve import chat_client, served
 from tests.conftest import write
 from tests.served_model import Model
@@ -181,26 +179,6 @@ def test_a_sample_does_not_depend_on_what_else_is_asked(files):
     evaluate(at2po, files, model.url, "--eval-temperature", 1, "--eval-limit", 3, "--name", "few")
     assert all(seeds[r["messages"][-1]["content"][-20:]] == r["seed"] for r in model.requests)
     assert len(model.requests) == 3
-
-
-def test_who_was_begun_first_is_asked_for_first(monkeypatch):
-    monkeypatch.setattr(served, "CONCURRENT", 0)
-    engine = served.ServedEngine("http://127.0.0.1:1/v1", "m", served.TextTokenizer())
-
-    async def agent(place):
-        PLACE.set(place)
-        await asyncio.gather(*[engine.generate([1], max_tokens=n) for n in (5, 6)])
-
-    async def order():
-        tasks = [asyncio.ensure_future(agent(place)) for place in (2, 0, 1)]
-        for _ in range(4):
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        waiting = [engine.asked.get_nowait() for _ in range(6)]
-        return [(place, options["max_tokens"]) for place, *_, options in waiting]
-
-    assert asyncio.run(order()) == [(0, 5), (0, 6), (1, 5), (1, 6), (2, 5), (2, 6)]
 
 
 def test_rewards_of_open_questions_by_what_was_read():

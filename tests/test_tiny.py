@@ -54,12 +54,6 @@ def test_start_weights_are_bf16_and_train_in_fp32(command):
         assert torch.equal(parameter, parameter.to(torch.bfloat16).float())
 
 
-@pytest.mark.parametrize("command", [["nonsense"], ["json"], ["askit", "--world", "hard"]])
-def test_only_scripts_are_made_and_askit_without_flags(command):
-    with pytest.raises(SystemExit, match="expected at2po"):
-        start_weights.making_of(command)
-
-
 def test_they_are_small():
     sizes = [file.stat().st_size for file in tiny.START.rglob("*")]
     assert sum(sizes) < 8e6

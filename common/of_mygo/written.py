@@ -181,4 +181,4 @@ def tiny_policy(cfg, demonstration, Place, nothing):
 
     steps, flaw_rate = tiny.warm_up_of(cfg.world, cfg.warmup_steps)
     recipe = tiny.Recipe(f"mygo_mujica, {cfg.max_words} words", steps, flaw_rate, cfg.top_k, cfg.world)
-    return tiny.tiny_policy(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index)
+    return tiny.folder_of(tiny.Making(recipe, re.findall(r"\w+|[^\w\s]", words), tags, render, index))

@@ -208,7 +208,7 @@ def tiny_policy(cfg, agent, fillers, wordings):
     steps, flaw_rate = tiny.warm_up_of("plain", cfg.warmup_steps, plain=(1200, .4))
     recipe = tiny.Recipe(key, steps, flaw_rate)
     known = words(cfg.max_edges, [*fillers, *wordings])
-    return tiny.tiny_policy(recipe, known, TAGS, render, index, pack_tokens=1024)
+    return tiny.folder_of(tiny.Making(recipe, known, TAGS, render, index, pack_tokens=1024))
 
 
 def tools_of(made, max_edges):

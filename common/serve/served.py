@@ -9,16 +9,13 @@ tokens in tables."""
 
 import asyncio
 import hashlib
-import itertools
 import json
-import queue
 import re
-import threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from common.engine import Generation
 from common.files import Keyed, warn
-from common.rollout import PLACE, Policy
+from common.rollout import Policy
 from common.serve.chat_client import BadAnswer, Chat
 
 CONCURRENT = 32         # requests at a time
@@ -106,18 +103,7 @@ class ServedEngine:
         self.tokenizer = tokenizer
         self.pending = set()
         self.kept = None
-        self.numbers = itertools.count()
-        self.asked = queue.PriorityQueue()  # (place of the agent, number of the request, …)
-        for _ in range(CONCURRENT):  # daemons: the program need not outlast a server that hangs
-            threading.Thread(target=self.work, daemon=True).start()
-
-    def work(self):
-        while True:
-            _, _, answer, messages, options = self.asked.get()
-            try:
-                answer.set_result(self.said(messages, options))
-            except BaseException as error:  # to whoever waits for the answer
-                answer.set_exception(error)
+        self.pool = ThreadPoolExecutor(CONCURRENT)
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
@@ -143,10 +129,8 @@ class ServedEngine:
             options["stop"] = list(stop)
         if messages[-1]["role"] == "assistant":
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        answer = Future()
-        answer.set_running_or_notify_cancel()
+        answer = self.pool.submit(self.said, messages, options)
         self.pending.add(answer)
-        self.asked.put((PLACE.get(), next(self.numbers), answer, messages, options))
         row = await asyncio.wrap_future(answer)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":

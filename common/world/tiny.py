@@ -41,17 +41,9 @@ def warm_up_of(level, steps="auto", plain=(900, .6), hard=(1550, .8)):
     return (usual if steps == "auto" else steps), flaw_rate
 
 
-def tiny_policy(recipe, words, tags, render, index=None, pack_tokens=512):
-    """Folder of the tiny policy, learned from flawed demonstrations in worlds that training never sees.
-
-    words, tags: what the script writes besides the world's words.
-    render(tokenizer, question row, demonstration, index) -> [Trajectory].
-    index(world) -> what it reads, by default a retriever. pack_tokens: of a row of the warm-up's batches."""
-    return folder_of(Making(recipe, words, tags, render, index or bm25, pack_tokens))
-
-
 def folder_of(making):
-    """The start weights with this recipe that come with the project; else the policy is made, or was."""
+    """Folder of the tiny policy: the start weights with this recipe that come with the project; else it is
+    made, or was."""
     recipe = making.full_recipe()
     for file in START.glob("*/recipe.json"):
         if json.loads(file.read_text())["recipe"] == recipe:
@@ -59,15 +51,19 @@ def folder_of(making):
     return distributed.first(cached_policy, recipe, making.make)
 
 
+def bm25(made):
+    return retriever.BM25Retriever(made.corpus())
+
+
 @dataclass
 class Making:
-    """A tiny policy that can be made; arguments as of tiny_policy."""
+    """A tiny policy that can be made, from flawed demonstrations in worlds that training never sees."""
     recipe: Recipe
-    words: list[str]
+    words: list[str]         # that the script writes besides the world's, and its tags
     tags: list[str]
-    render: Callable
-    index: Callable
-    pack_tokens: int
+    render: Callable         # (tokenizer, question row, demonstration, index) -> [Trajectory]
+    index: Callable = bm25   # (world) -> what render reads
+    pack_tokens: int = 512   # of a row of the warm-up's batches
 
     def __post_init__(self):
         self.level = hard.parse(self.recipe.world)
@@ -121,10 +117,6 @@ class Making:
 
 def hashed(*parts):
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def bm25(made):
-    return retriever.BM25Retriever(made.corpus())
 
 
 def word_level(words, unknown, signs):
