@@ -487,7 +487,7 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, step_reward, step=step)
+    return page.group_record(group, question, step_reward, ACTION, step=step)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
@@ -520,7 +520,7 @@ def merge(forward, backward, lam, out):
 
 def evaluate(policy, split, cfg, progress, scorer=None):
     """(rows, summary) of one trajectory per question, at --eval-temperature. "repeats": queries asked twice.
-    scorer: measures the distances of the first explain_limit trajectories, for page and plot."""
+    scorer: measures the distances of the first explain_limit trajectories, for the page."""
     trajectories = AGENT.answers(policy, split, cfg, progress)
     pairs = list(zip(trajectories, split.questions, strict=True))
     if scorer is not None:
@@ -528,7 +528,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     rows = []
     for t, question in pairs:
         t.reward = t.info.em
-        rows.append(page.prediction(t, question, step_reward))
+        rows.append(page.prediction(t, question, step_reward, ACTION))
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "repeats"))
 

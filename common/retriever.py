@@ -180,9 +180,6 @@ def make_retriever(spec, corpus):
         return HTTPRetriever(spec)
     if spec.startswith("own:"):
         return _own(spec)
-    if spec == "bm25" or spec.startswith("dense:"):
-        if not len(corpus):
-            raise RetrieverError("the corpus is empty: there is nothing to search")
     if spec == "bm25":
         return BM25Retriever(corpus) if isinstance(corpus, list) else BM25OnDisk(corpus)
     if spec.startswith("dense:"):

@@ -1,8 +1,7 @@
 """Bi-RAR's distances as metrics of a training step, as records for the page, and its stages as a table.
 
-step_reward(distance): Eq 7."""
+step_reward(distance): Eq 7. action: the script's pattern of a search or an answer."""
 
-import re
 from pathlib import Path
 
 from common import rollout, training
@@ -85,22 +84,22 @@ def why(trajectory, question, facts):
     return lines
 
 
-def label(turn):
+def label(turn, action):
     """What a turn did: its query or its answer."""
-    action = re.search(r"<(search|answer)>(.*?)</\1>", turn.text, re.DOTALL)
-    if not action:
+    found = action.search(turn.text)
+    if not found:
         return "invalid"
-    return "answer" if action[1] == "answer" else "search: " + action[2].strip()
+    return "answer" if found[1] == "answer" else "search: " + found[2].strip()
 
 
-def group_record(trajectories, question, step_reward, **extra):
+def group_record(trajectories, question, step_reward, action, **extra):
     """Trajectories of one question for the page."""
     facts = {id(t): cascade_facts(t, step_reward) for t in trajectories}
     rewards = [t.reward for t in trajectories]
 
     def of_turn(t, k):
         advantage = t.advantages[k] if t.advantages else None
-        return {"label": label(t.turns[k]), "advantage": advantage, **facts[id(t)][k]}
+        return {"label": label(t.turns[k], action), "advantage": advantage, **facts[id(t)][k]}
 
     def reasons(t, question):
         lines = why(t, question, facts[id(t)])
@@ -115,15 +114,15 @@ def group_record(trajectories, question, step_reward, **extra):
                            beside=["d_TA", "distance to the answer"], **extra)
 
 
-def prediction(trajectory, question, step_reward):
+def prediction(trajectory, question, step_reward, action):
     """A row of eval_<set>.json."""
     info = trajectory.info
     row = record.row(question, info, "answer problem em f1 searches", tokens=trajectory.sampled_tokens)
     if info.d_TA is not None:
         row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
-    searches = [label(turn) for turn in trajectory.turns if "<information>" in turn.observation]
+    searches = [label(turn, action) for turn in trajectory.turns if "<information>" in turn.observation]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
-    return row | group_record([trajectory], question, step_reward)
+    return row | group_record([trajectory], question, step_reward, action)
 
 
 # ---------------------------------------------------------------- the table of all stages
