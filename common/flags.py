@@ -238,7 +238,8 @@ def read_flags(given):
     """The flags of @FILE (see recipes/): words as a shell splits them, # begins a comment."""
     file = given[1:]
     try:
-        return shlex.split(Path(file).read_text(encoding="utf-8-sig"), comments=True)
+        text = Path(file).read_text(encoding="utf-8-sig")  # (Windows' editors put a mark before)
+        return shlex.split(text, comments=True)
     except (OSError, ValueError) as error:
         sys.exit(f"error: {given}: cannot read flags from {file} ({error})")
 
