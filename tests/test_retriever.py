@@ -646,13 +646,6 @@ def minilm():
     return str(next(p.parent for p in Path(package.__file__).parent.rglob("modules.json")))
 
 
-def test_dense_with_a_real_encoder(tmp_path):
-    r = DenseRetriever(CORPUS, minilm(), cache_dir=tmp_path)
-    hits = r.search(["a movie about a calm port", "a woman called Ada"], 2)
-    assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
-    assert r.search([], 2) == []
-
-
 @pytest.fixture
 def encode_with(monkeypatch, tmp_path):
     """encode_with(function) -> a folder whose encoder is that function of a text, normalised."""
