@@ -252,11 +252,6 @@ def test_a_passage_of_one_string_is_one_sentence_and_not_its_characters():
     assert one(GOOD | {"context": ""}).context == []
 
 
-@pytest.mark.parametrize("context", ["text", [["T"]], "[not json]", {"title": ["T"], "sentences": []}])
-def test_a_context_of_a_wrong_type_is_an_error_naming_the_field(context):
-    assert "record 1: field 'context" in error_of(data.load_questions, [GOOD | {"context": context}])
-
-
 def test_2wiki_in_the_hubs_layout():
     names = "type", "supporting_facts", "context", "evidences"
     meta = {name: LAYOUTS["2wiki hub"][name] for name in names}

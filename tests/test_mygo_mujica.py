@@ -141,21 +141,6 @@ def test_what_a_worker_may_write(text, result):
     assert m.parse_report(text, 3) == result
 
 
-def test_no_text_of_random_pieces_breaks_a_parser():
-    rng = random.Random(0)
-    pieces = [
-        "<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "Search(", "[0]", "[-1]",
-        "[7", '"', ")", "<select>", "</select>", "<sentence>", "</sentence>", "a", "\n", "</action>", "[٣]",
-        "“", "\\", "{}", "%s"]
-    for _ in range(3000):
-        text = " ".join(rng.choices(pieces, k=rng.randrange(12)))
-        for env in ("text", "kg"):
-            calls, answer, _ = m.parse_plan(text, env, 8)
-            assert len(calls) <= 8 and not (calls and answer)
-        sentence, indices, problem = m.parse_report(text, 3)
-        assert all(0 <= i < 3 for i in indices) and (sentence is None) == bool(problem)
-
-
 def test_what_was_read_cannot_write_tags_indices_or_headings():
     rng = random.Random(1)
     pieces = [

@@ -736,17 +736,6 @@ def test_a_message_of_thoughts_alone_is_refused_where_thoughts_are_left_out(toke
 # ---- the world's graphs
 
 
-def test_a_domains_graph_has_copies_and_vague_edges(small_world, tools):
-    """(test_tiny.py compares all that demonstrations show of it.)"""
-    graph = tools.graphs["film"].graph
-    assert {n["kind"] for _, n in graph.nodes(data=True)} == graphs.kinds_of("film")
-    keywords = [edge["relation"] for *_, edge in graph.edges(data=True)]
-    assert .02 < keywords.count("related") / len(keywords) < .08
-    copies = set(graph) - set(small_world.kinds)
-    assert .02 < len(copies) / len(graph) < .04
-    assert all(" ".join(reversed(copy.split())) in graph for copy in copies)
-
-
 def test_an_edge_has_no_direction_and_a_sentence_that_says_whose_fact_it_is(small_world, monkeypatch):
     monkeypatch.setattr(graphs, "VAGUE_SHARE", 0)
     monkeypatch.setattr(graphs, "DUPLICATES", 0)

@@ -9,7 +9,6 @@ import math
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -653,22 +652,12 @@ def test_curves_have_whole_steps_and_legends_above_the_lines(tmp_path, monkeypat
     assert not any("_" in label for keys in written.values() for label in keys.values())
 
 
-def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    begin = ("import sys; from common.folder import RunFolder; "
-             "folder = RunFolder(sys.argv[1], 'at2po', 'x', {}); folder.create(); "
-             "print('held', flush=True); input()")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    hold = subprocess.Popen([sys.executable, "-c", begin, tmp_path], text=True, **pipes)
-    assert hold.stdout.readline() == "held\n"
-    with pytest.raises(RunError, match="another process is writing to"):
-        RunFolder(tmp_path, "at2po", "x", {}, resume=True).create()
-    hold.kill()  # a killed one holds no lock
-    hold.wait()
-    RunFolder(tmp_path, "at2po", "x", {}, resume=True).create()
-    late = RunFolder(tmp_path, "at2po", "y", {"lr": 1})  # begins while there is nothing …
+def test_a_folder_that_another_run_began_meanwhile_is_not_written_over(tmp_path):
+    """(tests/test_inputs.py has two processes.)"""
+    late = RunFolder(tmp_path, "at2po", "y", {"lr": 1})
     RunFolder(tmp_path, "at2po", "y", {"lr": 2}).create()
     with pytest.raises(RunError, match="exists: choose another --name"):
-        late.create()  # … and another has been there before it writes
+        late.create()
     assert json.loads((late.path / "config.json").read_text())["lr"] == 2
 
 
