@@ -23,9 +23,12 @@ SAME = 1e-4
 # ---------------------------------------------------------------- loading
 
 def find_model(name):
-    """Folder or hub id that `from_pretrained` can be given, of a run folder its checkpoint."""
-    name = checkpoint.find(name) or checkpoint.find(Path(name) / "checkpoint") or name
-    return files.locate(str(name))
+    """Folder or hub id that `from_pretrained` can be given. A run folder is refused."""
+    name = checkpoint.find(name) or name
+    found = files.locate(str(name))
+    if checkpoint.find(Path(found) / "checkpoint"):
+        raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")
+    return found
 
 
 def load_error(name, error):
@@ -278,10 +281,8 @@ def end_of_sequence(model, tokenizer):
 
 def describe(name, model):
     """One line: size and place."""
-    trained = model.num_parameters(only_trainable=True)
-    line = f"{name}: {model.num_parameters() / 1e6:,.2f} M weights on {model.device}"
-    if trained < model.num_parameters():
-        line += f", {trained / 1e6:,.2f} M of them are trained"
+    weights, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
+    line = f"{name}: {weights / 1e6:,.2f} M weights on {model.device}, {trained / 1e6:,.2f} M are trained"
     if not model.shares_prefixes:
         line += "; its layers cannot share prefixes, so every trajectory is computed whole"
     return line

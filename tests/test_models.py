@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 import at2po
 import mygo_mujica
-from common import chat, checkpoint, model, rollout, run, training
+from common import chat, model, rollout, run, training
 from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
 from common.gpu.vllm_engine import own_parameters, policy_weights
@@ -330,13 +330,13 @@ def test_probes_are_text(qwen):
     assert drawn == model.probe_ids(tokens, 500, 0) != model.probe_ids(tokens, 500, 1)
 
 
-def test_the_model_of_a_run_folder_is_its_checkpoint(tmp_path):
+def test_a_run_folder_is_no_model(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert model.find_model(str(tmp_path)) == str(tmp_path)
-    policy, tokens = model.load_policy(saved(tmp_path / "small", "qwen3"))
-    optimizer = training.make_optimizer(policy, 1e-3)
-    checkpoint.save(tmp_path / "checkpoint", policy, tokens, optimizer, {"step": 1})
-    assert model.find_model(str(tmp_path)) == str(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/trainer.json").write_text("{}")
+    with pytest.raises(ModelError, match="a run folder; the weights are in .*/checkpoint$"):
+        model.find_model(str(tmp_path))
 
 
 def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
