@@ -282,7 +282,9 @@ def end_of_sequence(model, tokenizer):
 def describe(name, model):
     """One line: size and place."""
     weights, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
-    line = f"{name}: {weights / 1e6:,.2f} M weights on {model.device}, {trained / 1e6:,.2f} M are trained"
+    line = f"{name}: {weights / 1e6:,.2f} M weights on {model.device}"
+    if trained < weights:
+        line += f", {trained / 1e6:,.2f} M are trained"
     if not model.shares_prefixes:
         line += "; its layers cannot share prefixes, so every trajectory is computed whole"
     return line
