@@ -182,7 +182,8 @@ def write_corpus(folder, out):
             for title, text in found:
                 rows.append({"id": str(len(rows)), "title": title, "text": text, "source": str(name)})
     if not rows:
-        raise RunError(f"{folder}: no passage in its {len(files)} files; {', '.join(READERS)} are read")
+        raise RunError(f"{folder}: no such folder, or no passage in its {len(files)} files; "
+                       f"{', '.join(READERS)} are read")
     write_jsonl(out, rows)
     return len(rows), skipped
 

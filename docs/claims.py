@@ -188,8 +188,9 @@ def draw(parts, path, wanted="plot"):
         axis.spines["left"].set_visible(False)
         axis.grid(axis="x", alpha=.25)
         axis.set_xlabel(KEY)
-        for file in (path, path.with_suffix(".svg")):
-            curves.save(figure, file)
+        curves.save(figure, path)
+        figure.set_layout_engine("none")  # what has been laid out stays
+        figure.savefig(path.with_suffix(".svg"), dpi=200, metadata={"Date": None})
         plt.close(figure)
 
 

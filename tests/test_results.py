@@ -9,7 +9,7 @@ import pytest
 from common import ladder, metrics, report
 from common.report import __main__ as comparison
 from common.report import committed
-from docs import claims, pack
+from docs import claims, pack, real_curve
 from tests.conftest import ROOT
 from tests.test_report import exported
 
@@ -224,3 +224,14 @@ def test_readme_says_what_the_default_commands_reached():
         found = [of_run[name]["summary"]["em"] for of_run in sets]
         mean = sum(found) / len(found)
         assert f"{mean:.2f}".removeprefix("0") in row_of[script], (pattern, when, mean)
+
+
+def test_the_curve_of_the_real_model_has_the_numbers_of_its_note():
+    note = (RESULTS / "notes/real.md").read_text()
+    for run, greedy, sampled in real_curve.ARMS.values():
+        assert f"real/{run}" in committed.runs()
+        *_, greedy_end = greedy.values()
+        *_, sampled_end = sampled.values()
+        for pattern in (greedy_end, sampled_end):
+            mean, error = real_curve.exact_match(pattern, "after")
+            assert f"{mean:.3f}".removeprefix("0") in note and .02 < error < .05
