@@ -16,6 +16,7 @@ import pandas as pd
 from common import report
 from common.files import RunError, read_json, read_jsonl, say, write_atomic
 from common.metrics import is_two_way
+from common.process import ends_cleanly
 from common.report import committed
 
 KEPT = (
@@ -175,7 +176,8 @@ def main(argv=None):
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, such as runs/at2po/atpo-hard-seed0")
     parser.add_argument("--without-texts", action="store_true", help="no questions and answers")
     args = parser.parse_args(argv)
-    add(args.table, args.runs, not args.without_texts)
+    with ends_cleanly((RunError,)):
+        add(args.table, args.runs, not args.without_texts)
 
 
 if __name__ == "__main__":
