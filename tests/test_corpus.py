@@ -63,7 +63,7 @@ def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):
     for place, out, message in (
             (folder, "there.jsonl", "there.jsonl exists: nothing was written"),
             (folder, "a.csv", "a name that ends in .jsonl"),
-            (tmp_path / "nowhere", "a.jsonl", "nowhere: no passage in its 0 files"),
+            (tmp_path / "nowhere", "a.jsonl", "nowhere: no such folder"),
             (tmp_path / "nothing", "a.jsonl", "no passage in its 0 files")):
         with pytest.raises(SystemExit) as ended:
             corpus.main([str(place), str(tmp_path / out)])

@@ -12,5 +12,5 @@ loss = weighted_loss(logprobs, weights, float(weights.sum()))
 loss.backward()
 assert abs(loss.item() - 2) < 1e-6
 assert torch.allclose(logprobs.grad, -torch.tensor([[0, .1, .1, .1, 1, 1]]) / 2.3, atol=1e-6)
-assert float(weighted_loss(logprobs, 0 * weights, 0.0)) == 0
+assert weighted_loss(logprobs, 0 * weights, 0.0).item() == 0
 print("weights", one.tolist())
