@@ -48,6 +48,15 @@ class Other(Fake):
 
 
 @pytest.fixture(autouse=True)
+def one_thread():
+    """FAISS's OpenMP beside PyTorch's stood still at times, at the end of a whole run of the tests."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(vectors, "PIECE", 32)
     monkeypatch.setattr(sentences, "Encoder", Fake)
