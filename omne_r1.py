@@ -72,7 +72,8 @@ class Config(flags.PolicyFlags):
 
     # ---- graphs and tools
 
-    # NAME=FILE,NAME=FOLDER (a question's type is its graph's NAME), a file, a folder of graphs, http://HOST:PORT
+    # NAME=FILE,NAME=FOLDER (a question's type is its graph's NAME), a file, a folder of graphs, or
+    # http://HOST:PORT
     graph: str = ""
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
     matches: int = 5                # entities that entity_matcher shows | app. A

@@ -309,4 +309,4 @@ def test_on_a_cpu_it_computes_as_training_does():
     model, tokenizer = small_policy()
     model.in_bf16 = True
     results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
-    assert 1e-6 < drift(model.float(), REQUESTS, results) < .5  # the largest; bf16 of random weights
+    assert 1e-6 < drift(model.float(), REQUESTS, results) < .2
