@@ -158,7 +158,7 @@ def test_decoding_under_graphs_says_what_a_plain_pass_says_and_is_faster(folder)
     engine.eos = set()
 
     def said():
-        agents = [engine.generate(ids, max_tokens=200, seed=i) for i, ids in enumerate(PROMPTS)]
+        agents = [engine.generate(ids, max_tokens=300, seed=i) for i, ids in enumerate(PROMPTS)]
         began = time.time()
         made = rollout.run_agents(agents, engine, rollout.BatchedSearch(None))
         return [g.token_ids for g in made], [g.logprobs for g in made], time.time() - began

@@ -5,7 +5,15 @@ A graph knows sizes and addresses alone: one is captured for each number of slot
 each 256 tokens of the longest sequence, and all are given up when the cache moves. A free slot computes a
 token at position 0, which nobody reads."""
 
+from functools import cache
+
 import torch
+
+
+@cache
+def aside():
+    """The one stream on which graphs are captured: cuBLAS keeps 32 MiB for every stream that it has seen."""
+    return torch.cuda.Stream()
 
 
 class Decoder:
@@ -57,13 +65,12 @@ class Decoder:
 
     def capture(self, slots, end):
         current = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()  # a first pass, which may allocate, outside the graph
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
+        aside().wait_stream(current)
+        with torch.cuda.stream(aside()):  # a first pass, which may allocate, outside the graph
             self.compute(slots, end)
-        current.wait_stream(aside)
+        current.wait_stream(aside())
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, stream=aside()):
             hidden = self.compute(slots, end)
         self.pool = graph.pool()
         return graph, hidden
