@@ -309,4 +309,5 @@ def test_on_a_cpu_it_computes_as_training_does():
     model, tokenizer = small_policy()
     model.in_bf16 = True
     results, engine = generate((model, tokenizer), REQUESTS, Engine=VllmEngine)
-    assert 1e-6 < drift(model.float(), REQUESTS, results) < .2
+    assert drift(model, REQUESTS, results) > 1e-6
+    assert drift(model.bfloat16(), REQUESTS, results) < .2  # (rounding alone makes .24 of fp32)
