@@ -71,7 +71,7 @@ class Config(flags.Flags):
     candidates: int = 6             # candidates of the coarse stage beside submit | sec. 4.3.3
     max_evidence: int = 10          # sentences a search may take | authors' code (8 in its PPO)
     beam: int = 4                   # hypotheses of the beam search | sec. 4.5.1
-    # tokens of state + sentence: a sentence is cut to a quarter, a state drops its oldest sentences to fit
+    # tokens of state + sentence: a sentence is cut to a quarter of them, a state drops its oldest sentences
     max_tokens: int = 508
 
     # ---- coarse stage
@@ -90,8 +90,8 @@ class Config(flags.Flags):
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # the last training questions (world: those after --limit), held out for a validation loss | sec. 4.1; 500
-    # ours
+    # the last training questions (world: those after --limit), held out for a validation loss; the number is
+    # ours | sec. 4.1
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -131,17 +131,18 @@ PAPER_EVAL = "hotpotqa-dev"
 #
 # A Case (common/of_askit/evidence.py) is a question with its sentences:
 #
+#     question its .id and its text, .question
 #     texts    its sentences, numbered from 0
 #     gold     numbers of the labelled ones; gold_facts: all labels, also of sentences that are not in texts
 #     closed   numbers that are never offered: in a sub-question's search those taken before
 #     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
 #     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
 #
-# It hashes by identity: a sub-question's search has a Case of its own (asked_case) in the policy's cache.
+# It hashes by identity, so a sub-question's search, a Case of its own (asked_case), shares no cache entry.
 #
 #     state    (case, moves), a key of the policy's cache
 #     moves    numbers of the sentences taken, in order (SearchPath.moves: also sub-questions, as texts)
-#     action   a sentence's number or SUBMIT; ASK in forced_questions alone
+#     action   a sentence's number or SUBMIT (-1); ASK (-2) in forced_questions alone
 
 def state_ids(pair_tokenizer, case, moves):
     """Ids of the question and of the sentences taken, <sep> between them (sec. 3.1.1). pair_tokenizer: of the
@@ -184,11 +185,11 @@ def coarse_losses(encoder, cases, cfg, rng):
         taken = training_state(case, rng, complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
         texts.append(state_ids(encoder.pair_tokenizer, case, taken))
-    vectors = encoder.encode(texts)  # (n, H), with gradient; not normalised: its norm is 1 / temperature
+    vectors = encoder.encode(texts)  # (n, H), with gradient; its norm is a temperature that is learned
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
-        gold_places = [place for place, i in enumerate(left) if i in case.gold]  # label 1; all others 0
+        gold_places = [place for place, i in enumerate(left) if i in case.gold]
         corpus = case.vectors[left]  # frozen: only the state's encoder learns
         if other is not case:
             corpus = torch.cat([corpus, other.vectors])  # more wrong ones, as in the authors' code
@@ -283,7 +284,7 @@ def policy_of(policy, states):
         logp = log_policy(policy, part).tolist()
         for (state, offered), values in zip(part, logp, strict=True):
             actions = [SUBMIT, *offered]
-            policy.cache[state] = actions, values[:len(actions)]
+            policy.cache[state] = actions, values[:len(actions)]  # without the -inf of wider states
     return [policy.cache[s] for s in states]
 
 
@@ -296,7 +297,7 @@ def supervised_states(policy, cases, cfg, rng):
     states = []
     for case in cases:
         taken = training_state(case, rng, complete=True)
-        states.append((case, taken[:cfg.max_evidence - 1]))  # (a full state offers nothing)
+        states.append((case, taken[:cfg.max_evidence - 1]))  # not full: a full one offers nothing
     decisions = []
     for (case, moves), offered in zip(states, offers(policy, states), strict=True):
         taken = set(moves)
@@ -486,8 +487,7 @@ def baselines(policy, paths, least, *seed):
 
     for p in paths:
         note(p)
-    # depth by depth, from the question on: a fresh path is noted for every later state that it passes, so
-    # deeper states need fewer
+    # shallow states first: a fresh path is noted for every later state that it passes, so these need fewer
     for depth in range(max(len(p.actions) for p in paths)):
         fresh = {}  # (state_key, k): all paths through a state share its k-th fresh path
         for p in paths:
@@ -499,7 +499,7 @@ def baselines(policy, paths, least, *seed):
                     fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
         draws = []
         for (_, k), start in fresh.items():
-            taken = sorted(map(str, start.moves))  # as state_key: the order of moves changes no draw
+            taken = sorted(map(str, start.moves))  # one seed for each state_key
             path_seed = stable_seed(*seed, "baseline", start.case.question.id, *taken, k)
             draws.append(random.Random(path_seed))
         for p in finish_paths(policy, fresh.values(), draws):
@@ -528,7 +528,7 @@ def advantages_of(policy, paths, cfg, *seed):
 
 def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     """- sum_t min(r_t A_t, clip(r_t, 1 - eps, 1 + eps) A_t), mean over paths; all (actions,). Returns (loss,
-    stats). num_paths: of the whole mini-batch, where this is a part of it."""
+    stats). num_paths: paths of the whole mini-batch; these actions may be a part of it."""
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip, 1 + clip)
@@ -536,8 +536,8 @@ def ppo_loss(logprobs, old_logprobs, advantages, num_paths, clip=0.2):
     loss = -objective.sum() / num_paths  # a sum over a path's actions, as printed: a long path weighs more
     above = (ratio > 1 + clip) & (advantages > 0)
     below = (ratio < 1 - clip) & (advantages < 0)
-    everywhere = torch.ones_like(ratio, dtype=torch.bool)  # every action was the policy's own
-    return loss, training.loss_stats(log_ratio, above | below, everywhere, ratio)
+    mask = torch.ones_like(ratio, dtype=torch.bool)  # no padding here
+    return loss, training.loss_stats(log_ratio, above | below, mask, ratio)
 
 
 def actions_taken(policy, paths, advantages):
@@ -566,6 +566,7 @@ def train(run, policy, cases):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | ours
     optimizer = training.make_optimizer(policy.model, cfg.lr)
     seed = stable_seed(cfg.seed, "order")
+    # step 1, 2, …: after each body run.steps logs its row, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
         with timed(row, "time/rollout"):
@@ -632,7 +633,7 @@ def supervise(run, learner, losses, rows, held_out):
             rng = random.Random(stable_seed(cfg.seed, stage, update))
             for loss, count, hits in losses(learner, rows, cfg, rng):
                 loss.backward()
-                meter.add(loss, {"tokens": count, "right_sum": hits})  # count: states; of a T5 tokens
+                meter.add(loss, {"tokens": count, "right_sum": hits})  # states, or a T5's target tokens
             norm = training.clip_gradient(learner.model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update
                 optimizer.step()
@@ -827,7 +828,7 @@ def evaluate_coarse(encoder, split, cfg, progress):
         no_choice = (0.0,) * (len(taken) + 1)  # log p of actions that no policy drew
         paths.append(SearchPath(case, taken, logprobs=no_choice, done=True))
     rows, summary = page.scored(policy, paths, split, cfg.seed)
-    return rows, summary | {"by_rule": True}
+    return rows, summary | {"by_rule": True}  # so that it is left out of the mean over sets
 
 
 def ranking(encoder, split, cfg):
@@ -860,7 +861,7 @@ def evaluate_approximations(policy, split, cfg, progress):
 @dataclass(frozen=True)
 class Stage:
     needs: tuple                # earlier stages whose checkpoints it always loads
-    begins_with: str            # the one whose policy it trains on, if it has no checkpoint of its own
+    begins_with: str            # the one whose weights it starts from, if it has no checkpoint of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
     searches: tuple             # ways to find evidence, an evaluation each (qap's is unused: it reads gold)
@@ -903,14 +904,14 @@ def run_stage(run, cases, evals):
     settings = STAGES[stage]
     updates = getattr(cfg, f"{stage}_steps", 0)  # ppo, eval: 0
     steps = cfg.steps if stage == "ppo" else math.ceil(updates / EVERY)
-    sets = evidence.searched(evals, settings.searches, cfg.beam)  # each set per search; beam: for its name
+    sets = evidence.searched(evals, settings.searches, cfg.beam)  # a set for each search
     if folder.is_done(steps, sets):
         return
     torch.manual_seed(cfg.seed)  # of new heads
     train_cases, held_out = evidence.kept_apart(cases, cfg.validate)  # held_out: the last ones
     all_cases = cases + [case for split in evals for case in split.cases]
-    # learner: what is trained, an Encoder, a Policy or a T5; evaluated: the same, or the Policy that asks by
-    # it. Cases get their tokens and vectors
+    # learner: what is trained, an Encoder, a Policy or a T5; evaluated: the same, or the Policy with that T5.
+    # This also fills the cases' tokens and vectors
     learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
         if stage == "coarse" and not folder.start:

@@ -10,7 +10,7 @@ a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
 GRPO, except: a group is a tree; advantages, ratios and clips are per turn; the clip is .003 and .004; rewards
 are divided by the population's std (authors' code); there is no KL term.
 
-    Eq 2            H(turn) = mean of -log p      Turn.entropy, over sampled tokens (common/rollout.py)
+    Eq 2            H(turn) = mean of -log p      Turn.entropy: the engine's log-probs of sampled tokens
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
@@ -18,8 +18,8 @@ are divided by the population's std (authors' code); there is no KL term.
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
-    python at2po.py                               the embedded world with its own clip, lr and tree
-                                                  (recipes/world.toml): two CPU cores, two minutes
+    python at2po.py                               the embedded world: invented facts, a tiny policy, clip, lr
+                                                  and tree of recipes/world.toml; two CPU cores, two minutes
     python at2po.py --loss grpo                   the GRPO baseline: groups of 16 chains, same token budget
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
@@ -60,7 +60,7 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round | sec. 5.1
-    # which turns get a sibling: those of highest entropy, or random ones. --loss sets the others: none =
+    # which turns get a sibling: those of highest entropy, or random ones. A baseline's --loss sets it: none =
     # group_size chains (grpo, dapo, gspo), branches = chains that split (aepo) | Algorithm 1, Table 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
@@ -84,8 +84,8 @@ class Config(flags.PassageFlags):
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's reward, standardised over the tree, plus the same over the leaves of its chain
-    # | Eq 3, Table 1
+    # tree-grpo = the leaf's reward, standardised over the tree, plus standardised over the leaves below the
+    # same first turn | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
     # | Eq 10-11
@@ -187,7 +187,7 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # in its seed; chain3.0-2: a sibling in chain3, round 0, choice 2
+    name: str = ""                          # in the seed; chain3.0-2: sibling in chain3, round 0, choice 2
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
     regenerated: int = 0                    # siblings sampled so far (unused for the root)
@@ -455,7 +455,8 @@ def assign_advantages(root, cfg):
     there is nothing to learn from such a tree."""
     if not training.has_spread(root.rewards()):
         return
-    # authors' code: ATPO on trees divides by the population's std, all else by the sample's
+    # authors' code: ATPO on trees divides by the population's std, all else by the sample's. GROUPS:
+    # expansions that grow no tree
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
@@ -486,8 +487,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
     # tokens that were not sampled get turn 0's number; the mask below drops them
     log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # adds 0 to the value and 1 to the derivative: token t gets the gradient s_k A_k grad log p_t (Eq 12). By
-    # Eq 11 it gets 1/|turn| of that from each of the turn's |turn| terms: the same
+    # + 0, with derivative 1: token t gets the gradient s_k A_k grad log p_t (Eq 12). Eq 11's own, the sum of
+    # the turn's |turn| terms s_k A_k mean_t(grad log p_t), is the same
     log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
     s = log_s.clamp(max=10).exp()  # finite; a mean log-ratio above 10 has no gradient
 
@@ -537,9 +538,8 @@ def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=N
         logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
         cfg.clip_low, cfg.clip_high, num_sequences)
     if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # on a GPU a kernel gives the same loss, and a shared turn goes through backward once; stats stay.
-        # The kernel has one advantage per turn; the correction gives one per token. gather: where (b, t) is
-        # among the tokens of the distinct turns, laid end to end; turn_ptr: where each turn begins there
+        # on a GPU: the same loss, from sums over turns; a shared turn goes through backward once. It needs
+        # one advantage per turn; the correction makes one per token
         loss = turn_loss(
             distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
             cfg.clip_low, cfg.clip_high, num_sequences)
@@ -586,7 +586,7 @@ def train(run, policy, reference, split):
                 # a flat tree has no gradient: no forward pass, and (ours) no KL. It counts in the
                 # denominators: the mean (Eq 10) is over all sampled leaves
                 with_advantages = [t for t in trajectories if t.advantages]
-                # this rank's micro-batches (B, T): old_logprobs, mask, turn_ids, advantages at their tokens
+                # this rank's micro-batches, with old_logprobs; share_prefixes: common turns are computed once
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
                     cfg.temperature, entropies=cfg.loss == "aepo")
@@ -605,7 +605,7 @@ def train(run, policy, reference, split):
                 logprobs, distinct_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (D,)
                 loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, distinct_sums)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.total:  # of earlier updates. In the first all log-ratios are 0
+                if meter.total:  # not in the step's first update, where all log-ratios are 0
                     stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
@@ -647,6 +647,7 @@ def main(argv=None):
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
     frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # a second model in memory; LoRA's reference is its base
+    # folder.start: the checkpoint that --resume goes on from
     policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
     if cfg.eval_only:
         split = None
@@ -689,8 +690,8 @@ AGENT = Agent(
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
     words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
-    # what stands around an answer: in the world's demonstrations, in its flawed ones, in those of real
-    # questions (Figure 7's words)
+    # what stands around an answer: in the world's demonstrations; in those with a format error on purpose, so
+    # that training has something to mend; in those of real questions (Figure 7's words)
     answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
     flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
     real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),

@@ -82,8 +82,8 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # weight of the KL (k3, as in Search-R1) to the initial policy | sec. 4
-    # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = the embedded
-    # world's policy, trained to predict question, reasoning step and answer from one another
+    # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = a copy of
+    # the embedded world's policy that learned to predict question, reasoning step and answer from one another
     scorer: str = ""
     # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
     step_text: Literal["thought", "turn"] = "thought"
@@ -140,9 +140,9 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """(text, ids) of a search result that shows this text, the ids as they are where a turn follows
-    (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
-    `limit` tokens loses its end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text. before_a_turn: no token of it would also hold the
+    first letter of the turn that follows. No passage can write a tag or a special token (chat.Foreign). A
+    result of more than `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -441,7 +441,7 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. this rank's micro-batches (B, T), with log-probs of the trained model before any update (not the
-        # engine's) and of the initial policy. Groups of equal rewards make no loss, but they count in N
+        # engine's) and of the initial policy. Groups of equal rewards make no loss, but they count in N below
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -571,7 +571,7 @@ def main(argv=None):
     initial_source = find_initial(cfg)
     if cfg.warmup_data:
         initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
-    start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: another than the scorer
+    start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: not what it measures with
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     for run in runs:
@@ -599,7 +599,9 @@ def run_stage(run, source, since, initial_source, split, evals):
     a stage that was done after the time `since`."""
     cfg = run.cfg
     trains = run.name in TRAINED
-    steps, lora = (cfg.steps, cfg.lora) if trains else (0, 0)
+    steps, lora = 0, 0  # weights that are evaluated alone have no adapters to switch off
+    if trains:
+        steps, lora = cfg.steps, cfg.lora
     if run.folder.is_done(steps, evals, since):
         return
     as_scorer = not cfg.scorer
@@ -607,6 +609,7 @@ def run_stage(run, source, since, initial_source, split, evals):
     needs_initial = bool(initial_source) and (as_scorer or as_reference)
     # models in memory beside the policy: the initial one (with LoRA it is the policy's base), and the scorer
     frozen = int(needs_initial and not lora) + bool(cfg.scorer)
+    # folder.start: the checkpoint that --resume goes on from
     policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
     initial = None
     if needs_initial:
@@ -694,8 +697,8 @@ AGENT = Agent(
     tags=[f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")],
     words="Doc ( ) 1 2 3 Title now found nothing answer ; No passage " + re.sub(r"</?\w+>", "", INVALID),
     answer=("<answer> ", " </answer>"),  # around an answer, in the world's demonstrations
-    flawed=("", " </answer>"),  # in flawed ones the opening tag is missing
-    hard=(3000, .4))  # warm-up steps and rate of flaws in the hard world, whose paths differ in length
+    flawed=("", " </answer>"),  # in those with a format error on purpose
+    hard=(3000, .4))  # warm-up steps and rate of errors with --world hard, whose paths differ in length
 tiny_policy = AGENT.tiny_policy
 
 

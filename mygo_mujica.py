@@ -19,7 +19,7 @@ were made.
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
 
-    python mygo_mujica.py                  few-shot, warm-up and MyGO in the text of a generated world, five
+    python mygo_mujica.py                  few-shot, warm-up and MyGO in the embedded world's text, five
                                            minutes; --envs kg: in its knowledge graph. (The world's policy
                                            cannot read examples: its "few-shot" is the policy as it starts)
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
@@ -78,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question; in all 20 characters per word
+    max_words: int = 200            # words of a passage, triple or question, and 20 times as many characters
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -172,7 +172,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*\(\s*
-    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several match as well: no call, but seen
+    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several: no call, but counted
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 
@@ -426,8 +426,8 @@ async def plan(team, question, name, seed, watch=None):
             for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
                 reports.append(report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
-            # observation_ids have mask 0, since none was sampled: the observation, and before it, if the
-            # planner's turn was cut off, the end of its message
+            # none of these ids was sampled, so all have mask 0: if the planner's turn was cut off, the end of
+            # its message; then the user's message with the observation
             observation = chat.Foreign(turn.observation)
             turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, observation)
         if watch:
@@ -553,8 +553,8 @@ def mle_loss(logprobs, response_mask, num_tokens):
 # ---------------------------------------------------------------- update
 
 def mini_batches(groups, size):
-    """Lists of at most `size` attempts, in order. A group is never split, since its prompt is computed once
-    (--share-prefixes): one of more than `size` is a mini-batch by itself."""
+    """Lists of at most `size` attempts, in order. A question's attempts stay together, since their planners'
+    prompt is computed once (--share-prefixes): one of more than `size` is a mini-batch by itself."""
     batches = [[]]
     for group in groups:
         if batches[-1] and len(batches[-1]) + len(group) > size:
@@ -598,7 +598,7 @@ def train(run, stage, policy, sampler, reference, place):
                 groups, state["K"] = sample(team, questions, step, state["K"], raise_K=stage == "mygo")
                 # 2. select (D.2): those that pass, at most m per question; the others are thrown away
                 selected = [select(group, state["K"]) for group in groups]
-        cosine_from = completed(step - 1)  # before the tokens of this iteration are counted
+        cosine_from = completed(step - 1)  # how far training was when this iteration began
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         # metrics (the retriever's, too), and a sample for the page
@@ -613,8 +613,8 @@ def train(run, stage, policy, sampler, reference, place):
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # where this update is, from 0 to 1, on one cosine over all iterations (ours; about so with a
-            # --token-budget, whose iterations differ)
+            # where this update is, from 0 to 1, on one cosine over all iterations (ours). With --token-budget
+            # the step within an iteration is a guess, since iterations differ in tokens
             cosine_at = cosine_from + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
@@ -750,7 +750,7 @@ def run_stage(run, env, stage, split, evals):
     cfg = run.cfg
     steps = cfg.steps if stage in LEARNING else 0
     if records.budget_is_spent(run.folder, cfg.token_budget):  # it ended the training
-        steps = 0  # none is missing
+        steps = 0  # however many there were, they are enough
     if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
@@ -799,7 +799,7 @@ def ask(cfg):
 def start_weights(cfg, env, stage):
     """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
     unless another start is given. Any other: --checkpoint, or the model."""
-    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # --stage all warms it up first
+    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # --stage all warms that checkpoint up
     if stage in LEARNING and not given:
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API

@@ -4,7 +4,7 @@ A policy walks a knowledge graph with two tools: entity_matcher finds names, nod
 edges. The questions are made from the graph itself. Stage 1: PPO of the base model; the result only samples
 trajectories. Stage 2: SFT of the base model again (in the paper of a newer one) on right trajectories of
 stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
-Stage 3: PPO of all weights, which begin as stage 2's, with another reward. ("Authors' code": their branch.)
+Stage 3: PPO of all weights, which begin as stage 2's, with another reward. ("Authors' code": a verl branch.)
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
 cost in each token's reward; the critic is a linear head on the policy's own hidden states.
@@ -95,7 +95,7 @@ class Config(flags.PolicyFlags):
     # needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the model's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth to test
+    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth tests
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
@@ -155,7 +155,7 @@ def opening(tokenizer, think):
     """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids as before a tag, "<…")
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids as they are where "<" follows)
     return ids
 
 
@@ -179,7 +179,7 @@ def render_observation(tokenizer, turn_ids, text, think):
 
 def read_round(text):
     """What a turn does: ("call", (tool, arguments) or Fault), ("answer", text; None if blank) or ("", None).
-    Closed thoughts are not read; of several calls and answers the last one is.
+    What a closed thought says does not count; of several calls and answers the last one does.
 
     >>> read_round('<think> I answer </think> <answer> Rome </answer>')
     ('answer', 'Rome')
@@ -281,8 +281,8 @@ def result_of(turns, question, cfg):
     kind, answer = rounds[-1]
     if kind != "answer":
         answer = None
-    problem = ""  # each round has the right form, so the last one answers
-    if not all(right_format):
+    problem = ""
+    if not all(right_format):  # (of right ones the last is an answer)
         problem = "no answer" if answer is None else "form"
     return Result(
         answer,
@@ -297,8 +297,8 @@ def result_of(turns, question, cfg):
 
 
 def accuracy(answer, gold):
-    """em: answer and gold are equal as the tools print names (one_line: one blank for several, tags made
-    harmless; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
+    """em: answer and gold are equal as the tools print names (one_line: tags made harmless, one blank for
+    several; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
     gold answer. Without an answer {}: Result's defaults, 0."""
     said, gold = one_line(answer or ""), one_line(gold)
     if not said:
@@ -326,7 +326,7 @@ def pattern_of(calls_made, answer):
 def rollouts(policy, tools, questions, cfg, *when):
     """group_size trajectories per question, all played at once: each rank plays its share, and gets all. Each
     has its own seed, of the run's, `when` (stage, step), the question, and its number in the group."""
-    search = rollout.BatchedSearch(tools)
+    search = rollout.BatchedSearch(tools)  # await search(call, n) joins open calls in one tools.search
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
     seeds = rollout.question_seeds(questions, cfg.seed, *when)
@@ -415,8 +415,8 @@ def gae(rewards, values, response_mask, gamma, lam):
 def token_rewards(batch, kl_coef):
     """(B, T): the trajectory's reward on its last sampled token, less the log-ratio to the reference (k1) on
     each. The KL penalty is part of the reward, so that V learns to predict it."""
-    last = batch.response_mask.cumsum(1) == batch.response_mask.sum(1, keepdim=True)
-    last = last & batch.response_mask                                   # (B, T)
+    mask = batch.response_mask                                          # (B, T)
+    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))         # the last sampled token
     final = torch.tensor([[t.reward] for t in batch.trajectories], device=last.device)  # (B, 1)
     rewards = torch.where(last, final, 0.0)
     if batch.ref_logprobs is not None:  # with --kl-coef 0 there are none
@@ -486,7 +486,7 @@ def train(run, stage, policy, source, split):
     cfg, model, tools = run.cfg, policy.model, split.retriever
     actor = ActorCritic(model, run.folder.start)  # folder.start: the checkpoint that --resume found, or None
     reference = models.load_reference(model, source, cfg.lora) if cfg.kl_coef else None
-    # AdamW with weight decay .01, of the value head without; gradients are clipped at norm 1 | ours, verl's
+    # AdamW, weight decay .01, 0 for the value head; gradients are clipped at norm 1 | ours, verl's
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
@@ -507,7 +507,7 @@ def train(run, stage, policy, source, split):
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
         seed = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # all of them, once
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # a permutation
         mini_batches = []  # (micro-batches of this rank, sampled tokens on all ranks)
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(shuffled), cfg.mini_batch):
@@ -523,9 +523,9 @@ def train(run, stage, policy, source, split):
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums stats, vetoes NaN
         for batches, num_tokens in mini_batches * cfg.epochs:
-            for b in batches:  # for memory alone: gradients add up, and backward sums ranks' (FSDP2)
+            for b in batches:  # for memory alone: gradients add up; backward sums those of ranks (FSDP2)
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
-                # as they are, or, with --sampler-correction, times trainer's over engine's probability
+                # with --sampler-correction times trainer's over engine's probability, at most 2
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
@@ -659,7 +659,7 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    # rank 0 begins the folder; stage1: the checkpoint that samples rows (--sft-sampled)
+    # first: rank 0 before the others, who find its files; once: rank 0 alone. stage1: what samples rows
     folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
     if not file.exists():
@@ -827,7 +827,7 @@ def main(argv=None):
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(settings, "omne_r1", table, label, free, saves=kind in TRAINS))
     if cfg.stage == "rl":
-        start_weights(cfg, "rl")  # an error if stage 2 is missing
+        start_weights(cfg, "rl")  # now, for its error where stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
     for run in runs:
         run_stage(run, stages[run.name][0], split, evals)
@@ -838,7 +838,7 @@ def main(argv=None):
 def run_stage(run, kind, split, evals):
     """Trains and evaluates, or only evaluates. --resume skips a stage whose final evaluations are there."""
     cfg, folder = run.cfg, run.folder
-    steps = cfg.steps if kind in REWARD else 0
+    steps = cfg.steps if kind in REWARD else 0  # SFT's final evaluation alone says that it is done
     if folder.is_done(steps, evals):
         return
     source = start_weights(cfg, kind, evals[0].evaluated)
@@ -858,12 +858,13 @@ def run_stage(run, kind, split, evals):
             train_sft(run, policy, records.to_learn(folder, examples, MAX_LENGTH, turn_label))
         elif trains:
             train(run, kind, policy, source, split)
-        run.evaluate(evals=evals, initial=run.name == "base")  # initial: warns if few are in the format
+        run.evaluate(evals=evals, initial=run.name == "base")  # base: warns where few are in the format
 
 
 def start_weights(cfg, kind, evaluated=frozenset()):
     """What a stage begins with: stage 3 with stage 2's weights, others with the first given of --checkpoint,
-    --model, --policy (an API). Adapters are merged. evaluated: fingerprints that a warm-up leaves out."""
+    --model, --policy (an API). Adapters are merged. evaluated: fingerprints of tests, for a warm-up to leave
+    out."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
@@ -930,8 +931,8 @@ for example: <tool_call>node_info(node_name="Rastrigin Function", graph_type="cs
 
 # ---------------------------------------------------------------- ready wordings of thoughts (sec. 3.4; ours)
 #
-# A language model's thoughts are long, varied and partly void, and so are these: Algorithm 1 weighs thoughts
-# down, which matters only if they have many tokens.
+# A language model's thoughts are long and varied, and so are these: Algorithm 1 weighs thoughts down, which
+# matters only if they have many tokens.
 
 def phrases(text):
     """The phrases of a text, which have semicolons between them."""

@@ -19,7 +19,7 @@ import torch
 from common import distributed
 from common.files import Progress
 
-# the place of the agent that runs now, and of all that it gathers: the engine takes up the first ones first
+# the number of the agent that runs now, and of all that it gathers: the engine takes up low ones first
 PLACE = ContextVar("place", default=0)
 
 
@@ -28,7 +28,7 @@ class Turn:
     """What the policy sampled in one go, and the observation that followed. Paths of a tree share them."""
     ids: list[int]                  # sampled, stop token included
     logprobs: list[float]           # of the sampler, one per token
-    stop_reason: str
+    stop_reason: str                # the stop string, "eos" or "length"
     text: str                       # decoded, for parsing only; training uses ids
     observation_ids: list[int] = field(default_factory=list)
     observation: str = ""
@@ -128,7 +128,7 @@ class BatchedSearch:
         return await future
 
     def cancel(self):
-        """Ends the patience of a retriever that waits for its server: an interrupted run does not."""
+        """Tells a retriever that waits for its server to give up: the run was interrupted."""
         if hasattr(self.retriever, "cancel"):
             self.retriever.cancel()
 
@@ -175,7 +175,7 @@ async def _drive(agents, engine, search, progress, results):
     try:
         while not all(t.done() for t in tasks):
             progress(sum(t.done() for t in tasks), len(tasks))
-            # let every agent go on until it waits for something (nested gathers take a few turns)
+            # let every agent go on until it waits for engine or search (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
             for t in tasks:
@@ -187,7 +187,7 @@ async def _drive(agents, engine, search, progress, results):
             elif search.running:
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         progress(len(tasks), len(tasks))
-        # asyncio.run prepares the repr of what its coroutine returns: of trees, seconds and megabytes
+        # not returned: asyncio.run would make a repr of it, of trees seconds and megabytes
         results += [t.result() for t in tasks]
     finally:
         search.cancel()
@@ -235,7 +235,7 @@ def run_agents(agents, engine, search, progress=None):
     agents = list(agents)
     own = distributed.share(agents)
     for agent in set(agents) - set(own):
-        agent.close()
+        agent.close()  # else Python warns that it was never awaited
     done = []
     _run(_drive(own, engine, search, progress, done))
     return distributed.gather(done)
@@ -266,9 +266,9 @@ class Batch:
     """Trajectories as (B, T), right-padded, and the same tokens packed for the model.
 
     Position t of a (B, T) tensor speaks of token t: logprobs[b, t] = log pi(token t | tokens < t).
-    The model runs on P packs of N tokens: with shared prefixes a tree, every distinct turn once and laid out
-    depth first; without, one trajectory. What descends from a turn is then a run of tokens behind it, so one
-    number per token says who may see it: query i sees key j where j <= i < end[j].
+    The model runs on P packs of N tokens. With shared prefixes a pack is a tree, depth first: a turn that
+    several trajectories share is there once, and its descendants stand right behind it. So query i sees key j
+    where j <= i < end[j]. Without, a pack is one trajectory.
     `predecessor` and `target` list the R distinct sampled tokens, turn by turn; `gather` (B, T) leads from
     (b, t) to its row, R where nothing was sampled."""
     trajectories: list              # the B trajectories, in the order of the rows
@@ -286,15 +286,13 @@ class Batch:
     target: torch.Tensor            # (R,) the token that was sampled there
     gather: torch.Tensor            # (B, T) index into R
     turn_ptr: torch.Tensor          # (K + 1,) where the rows of each distinct turn begin, and R
-    # (B, T) of the weights that sampled, recomputed (training.prepare), and of the reference
-    old_logprobs: torch.Tensor | None = None
+    old_logprobs: torch.Tensor | None = None   # (B, T) of the weights that sampled, by the trainer
     old_turn_sums: torch.Tensor | None = None  # (K,) of them; on CUDA alone
-    ref_logprobs: torch.Tensor | None = None
-    entropies: torch.Tensor | None = None  # (B, T) of what sampled tokens were drawn from; AEPO's
-    values: torch.Tensor | None = None     # (B, T) V before each sampled token, of the weights that sampled;
-    returns: torch.Tensor | None = None    # and what V learns; Omne-R1's
-    # 0 = learned from on another rank; here it only keeps step, since every pass takes all ranks
-    weight: float = 1.0
+    ref_logprobs: torch.Tensor | None = None   # (B, T) of the reference
+    entropies: torch.Tensor | None = None      # (B, T) of what sampled tokens were drawn from; AEPO's
+    values: torch.Tensor | None = None         # (B, T) V before each token, when it was sampled; Omne-R1
+    returns: torch.Tensor | None = None        # (B, T) what V learns; Omne-R1
+    weight: float = 1.0  # 0: a filler, so that all ranks make equally many passes; nothing is learned from it
 
     def to(self, device):
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
@@ -389,7 +387,7 @@ class _Pack:
     parts: list = field(default_factory=list)
     open: dict = field(default_factory=dict)  # key of a part -> _Part
 
-    def room_wanted(self, path):
+    def length_with(self, path):
         return self.length + sum(len(ids) for key, ids, _ in path if key not in self.open)
 
     def close_all_but(self, path=()):
@@ -409,7 +407,7 @@ class _Pack:
 def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     """Batch of the trajectories in the given order.
 
-    pack_tokens: a pack is closed when the next path would pass it."""
+    pack_tokens: length of a pack; a longer path has one of its own."""
     B = len(trajectories)
     T = max(t.length for t in trajectories)
     input_ids = torch.full((B, T), pad_id)
@@ -426,7 +424,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     prompts = {}
     for b, trajectory in enumerate(trajectories):
         path = _path(trajectory, prompts)
-        if not packs or not share_prefixes or packs[-1].room_wanted(path) > pack_tokens:
+        if not packs or not share_prefixes or packs[-1].length_with(path) > pack_tokens:
             packs.append(_Pack())
         pack = packs[-1]
         pack.close_all_but(path)

@@ -29,9 +29,8 @@ from common.rollout import collate, micro_batches, portions
 # ---------------------------------------------------------------- batches
 
 def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
-    """[Batch] of at most micro_tokens packed tokens each, those that share prefixes together. Of several
-    ranks each gets a part, in equally many batches: those with fewer repeat the shortest trajectory with
-    weight 0."""
+    """[Batch] of at most micro_tokens packed tokens each; trajectories that share a start are side by side.
+    Each rank has a part; one with fewer batches repeats the shortest trajectory, with weight 0."""
     share = shares_prefixes(model, share_prefixes)
     pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
@@ -80,7 +79,7 @@ def sampler_ratios(batch):
 
 
 def corrected_advantages(batch, kind):
-    """batch.advantages (B, T), for --sampler-correction token times sampler_ratios.
+    """batch.advantages (B, T); with --sampler-correction token times sampler_ratios.
 
     For w > 0, min(r w A, clip(r) w A) = w min(r A, clip(r) A), and a dual clip's bound moves along: so each
     token's surrogate is weighed, its clip decision stays, and KL and value terms are left alone."""
@@ -90,7 +89,7 @@ def corrected_advantages(batch, kind):
 # ---------------------------------------------------------------- advantages and loss
 
 def group_advantages(rewards):
-    """(R - mean) / (sample std + 1e-6) in a group; zeros where all rewards are one (to 1e-9).
+    """(R - mean) / (sample std + 1e-6) in a group; zeros where all rewards are equal (to 1e-9).
 
     >>> [round(a, 3) for a in group_advantages([1.0, 0.0, 0.0])]
     [1.155, -0.577, -0.577]
@@ -115,8 +114,8 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     weights: what a token counts in the mean; see sequence_weights.
     KL_t: the k3 estimate of KL(pi || pi_ref).
     dual_clip: where A < 0, no token's term falls below dual_clip * A.
-    soft_clip: above the window the value is clipped, but its gradient stays that of 1 + clip_high times the
-    log-prob (AEPO, Dong et al. 2025). Returns (loss, stats)."""
+    soft_clip: above the window the value is (1 + clip_high) A, its gradient (1 + clip_high) A grad log pi and
+    not 0 (AEPO, Dong et al. 2025). Returns (loss, stats)."""
     given = {"old_logprobs": old_logprobs, "advantages": advantages}
     if kl_coef:
         given["ref_logprobs"] = ref_logprobs
@@ -125,7 +124,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if soft_clip:
-        one = (log_ratio - log_ratio.detach()).exp()  # whose gradient is the log-prob's
+        one = (log_ratio - log_ratio.detach()).exp()  # 1, with the log-prob's gradient
         clipped = torch.where(ratio > 1 + clip_high, (1 + clip_high) * one, clipped)
     objective = torch.minimum(ratio * advantages, clipped * advantages)
     if dual_clip:
@@ -145,7 +144,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
 
 def sequence_weights(response_mask, num_sequences=None):
     """(B, 1): what a token counts in a mean over sequences of means over their tokens, 1 / (sequences |y_i|).
-    num_sequences: of the whole mini-batch, where this is a part of it."""
+    num_sequences: of the whole mini-batch, of which this may be a part."""
     tokens = response_mask.bool().sum(1, keepdim=True).clamp(min=1)
     return 1 / (tokens * (num_sequences or len(response_mask)))
 
@@ -175,6 +174,7 @@ def per_token(logprobs, response_mask, **others):
 
 
 def loss_stats(log_ratio, clipped, response_mask, ratio):
+    """For Meter: sums over sampled tokens, and a maximum."""
     ratio = ratio.detach()[response_mask]    # (tokens,)
     return {
         "tokens": len(ratio),
@@ -250,6 +250,7 @@ class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `end_update` ends one,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
+    batches: those to be learned from; how far engine and trainer differ in them is in `row`.
     correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), correction="none", epochs=1):

@@ -81,7 +81,7 @@ if triton is not None:
         """One program a row: running maximum m, S = sum exp(z - m), U = sum exp(z - m) (z - m), and z_y."""
         row = tl.program_id(0).to(tl.int64)
         y = tl.load(target + row)
-        m = -1e30
+        m = -1e30  # not -inf: 0 * inf would be nan
         S = 0.0
         U = 0.0
         z_y = -float("inf")
@@ -95,7 +95,7 @@ if triton is not None:
             e = tl.exp(z - m_new)
             shrink = tl.exp(m - m_new)
             if ENTROPY:
-                U = (U + S * (m - m_new)) * shrink
+                U = (U + S * (m - m_new)) * shrink  # sum e (z - m_new)
                 terms = tl.where(e > 0, e * (z - m_new), 0.0)
                 U = U + tl.sum(terms, 0)
             S = S * shrink + tl.sum(e, 0)
@@ -355,7 +355,7 @@ def turn_sum(x, turn_ptr, backend="auto"):
 def _backend(x, backend):
     if backend not in ("auto", "triton", "torch", "reference"):
         raise ValueError(f"backend {backend!r}: auto, triton, torch or reference")
-    if x.dtype == torch.float16:  # 1 / tokens of a batch is nothing there
+    if x.dtype == torch.float16:  # gradients of 1 / tokens would be 0 there
         raise ValueError("hidden states in float16: small gradients would vanish; take bfloat16 or float32")
     if backend == "triton" and triton is None:
         raise ValueError("backend 'triton': Triton is not installed")

@@ -50,7 +50,7 @@ def _occurrences(row, ids):
 class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, target, w, inv_total, grad, backend):
-        # (needs_input_grad does not know no_grad)
+        # (needs_input_grad is True under no_grad, too)
         need_x = grad and ctx.needs_input_grad[0]
         need_w = grad and ctx.needs_input_grad[1]
         W = weight.to(x.dtype)
