@@ -658,7 +658,7 @@ def warm_up(run, policy, place):
             tried += len(batch)
             tokens += sum(t.info.tokens for t in sampled)
             right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
-            say(f"warm-up | {len(right)} of {cfg.sft_trajectories} with EM 1 from {tried} questions")
+            say(f"warm-up | {len(right)} right ones, {cfg.sft_trajectories} wanted, from {tried} questions")
     if not right:
         raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
                                 "fails with --stage few-shot, use a stronger model, or go on without: "

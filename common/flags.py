@@ -129,7 +129,8 @@ def run_name(cfg, *first):
 
 def refuse(name, value, wanted):
     """Ends the program with what a flag has to be."""
-    sys.exit(f"error: --{name.replace('_', '-')} {value}: {wanted}")
+    given = f" {value}" if value != "" else ""
+    sys.exit(f"error: --{name.replace('_', '-')}{given}: {wanted}")
 
 
 def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=None):

@@ -93,8 +93,8 @@ EVALUATION = (
     "of these questions; copied right = the given answer stands in question or passages.")
 LEGEND = (
     "A step's line has means: reward; em = right ones; format = valid ones; len, turns = sampled tokens and "
-    "turns per trajectory; ent = entropy, nats per token; kl = how far updates moved; clip = tokens cut off; "
-    "gnorm = gradient norm; roll, train = seconds.")
+    "turns per trajectory; ent = entropy, nats per token; kl = how far updates moved; clip = share of tokens "
+    "outside the clip window; gnorm = gradient norm; roll, train = seconds.")
 
 
 def panels(metrics):

@@ -146,6 +146,7 @@ class Run:
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")
+        say(f"Watch it: {folder.path}/trajectories.html in a browser, brought up to date as the run goes on")
         distributed.once(page_so_far, folder, "the run has begun")
         yield
         if folder.tracker:
@@ -322,10 +323,9 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg):
-    """The first screen: what is not the paper's default, where to look, how to read the line of a step."""
+    """The first screen: what is not the paper's default, how to read the lines that follow."""
     given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
     console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
-    say(f"Watch it: {opened[0].path}/trajectories.html in a browser, brought up to date as the run goes on")
     say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)
@@ -422,7 +422,7 @@ def program(one_process=False):
 
 
 # flags of a run that a question to its checkpoint does without
-OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps", "name",
+OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps",
                "resume", "eval_only", "collect")
 
 
@@ -457,5 +457,5 @@ def what_is_saved():
             step = read_json(saved / "trainer.json", dict)["step"]
             steps.append(f"{folder.path}: checkpoint of step {step}")
     if not any((f.path / "config.json").exists() for f in opened):
-        return "nothing was written"
+        return "no stage had begun; start the same command again"
     return f"{'; '.join(steps) or 'no checkpoint yet'}; go on with the same command and --resume"

@@ -188,7 +188,7 @@ def test_the_first_lines_say_what_they_are(tmp_path, capsys):
     run.tell(cfg)
     text = " ".join(capsys.readouterr().out.split())
     title, _, shown = text.partition("differ from the paper's: ")
-    settings = shown.partition(" Watch it:")[0].split()
+    settings = shown.partition(" An evaluation's line")[0].split()
     assert title == "Settings that " and {"model=m", "steps=7"} <= set(settings) and len(settings) < 10
     assert text.count(guards.LEGEND) == 1 and len(guards.LEGEND) < 3 * 110
 

@@ -513,8 +513,6 @@ def test_the_page_is_made_anew_at_every_evaluation_and_after_a_minute(
     monkeypatch.setattr(run.Run, "save", lambda *_: None)
     monkeypatch.setattr(run, "opened", [folder])
     monkeypatch.setattr(run, "PAGE_EVERY", seconds)
-    run.tell(cfg)
-    assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
     pages = []
     begun = run.Run(cfg, metrics=guards.STEP)
     begun.folder = folder
@@ -525,6 +523,7 @@ def test_the_page_is_made_anew_at_every_evaluation_and_after_a_minute(
             now = carried_by(folder.path)
             pages.append((now["how_far"], len(now["curves"]["runs"]["x"])))
             row["reward/mean"] = step / 10
+    assert f"Watch it: {tmp_path}/at2po/x/trajectories.html" in capsys.readouterr().out.replace("\n", "")
     assert pages == ["the run has begun", *((f"step {n} of 5", n) for n in steps_shown)]
     done = carried_by(folder.path)
     assert done["how_far"] == "" and len(done["curves"]["runs"]["x"]) == 5
@@ -574,6 +573,15 @@ def test_comparison_is_paired_by_question(tmp_path, capsys):
     comparison.main([str(a), str(b), "--out", str(tmp_path / "both.pdf")])
     assert (tmp_path / "both.pdf").read_bytes()[:5] == b"%PDF-"
     assert sorted(f.name for f in tmp_path.iterdir()) == ["both.pdf", "both.png", "r"]
+
+
+def test_what_is_no_exact_match_is_not_compared(tmp_path, capsys):
+    given = {"coarse": [1, 1], "a": [1, 0], "b": [1, 1]}
+    runs = [exported(tmp_path / name, ems) for name, ems in given.items()]
+    evaluation(runs[0], "test", [{"id": "q0", "em": 1.0}, {"id": "q1", "em": 1.0}], names={"em": "hit@1"})
+    comparison.main([*map(str, runs), "--out", str(tmp_path / "c.png")])
+    table = capsys.readouterr().out.partition("final evaluations")[2]
+    assert "coarse" not in table and "+0.500" in table and "-0.500" not in table
 
 
 def exported(folder, ems):

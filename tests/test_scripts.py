@@ -428,9 +428,9 @@ def test_a_folder_that_holds_a_lock_alone_is_no_run(tmp_path):
 def test_a_stopped_run_names_its_folders(tmp_path):
     cfg = bi_rar.parse_args(["--name", "a", "--out", str(tmp_path)])
     with program():
-        assert what_is_saved() == "nothing was written"
+        assert what_is_saved().startswith("no stage had begun")
         folders = [open_folder(cfg, "bi_rar", stage) for stage in ("initial", "merged-0.5")]
-        assert what_is_saved() == "nothing was written"
+        assert what_is_saved().startswith("no stage had begun")
         folders[1].create()
         assert what_is_saved().startswith("no checkpoint yet; go on")
         place = folders[1].path / "checkpoint.old"

@@ -126,7 +126,7 @@ COLUMNS = {  # header: (how, key, form), see _cells
 
 class Run(NamedTuple):
     folder: Path
-    sets: dict      # its evaluations
+    sets: dict      # its evaluations, without those whose em is something else (summary's "names")
     steps: list     # rows of metrics.jsonl
 
 
@@ -134,7 +134,11 @@ def read_run(folder):
     """The Run of a folder, or of (folder, when)."""
     folder, when = folder if isinstance(folder, tuple) else (folder, "")
     steps = [] if when else steps_of(folder)
-    return Run(Path(folder), evaluations(folder, when), steps)
+    sets = {}
+    for name, result in evaluations(folder, when).items():
+        if "names" not in result["summary"]:
+            sets[name] = result
+    return Run(Path(folder), sets, steps)
 
 
 def read_methods(title, methods):
@@ -165,9 +169,9 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, me
     for label, own in runs.items():
         other = minus.get(label, "") if isinstance(minus, dict) else minus
         base = runs.get(other, {}) if other != label else {}
-        sets = {}  # without those whose em is something else ("names")
+        sets = {}
         for run in own.values():
-            sets |= {name: None for name, result in run.sets.items() if "names" not in result["summary"]}
+            sets |= dict.fromkeys(run.sets)
         groups = [[name] for name in sets]
         if means and len(sets) > 1:
             groups.append(list(sets))

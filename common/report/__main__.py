@@ -2,7 +2,7 @@
 
     python -m common.report RUN          the page and the curves of one folder anew, and its scores
     python -m common.report RUN RUN …    curves over one another; one line per run, with its difference to the
-                                         first, paired by question; a line a method over its seeds (…seed0…)
+                                         first of the same sets, by question; a line per method over seeds
     python -m common.report 'results/hard/at2po/frozen-*'
     python -m common.report RUN RUN --page     also comparison.html, their questions side by side
 """
@@ -10,18 +10,19 @@
 import argparse
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 from common.files import UserError, say, warn
 from common.page.writer import draw, write_comparison
-from common.report import committed, curves, evaluations, method_table, steps_of
+from common.report import committed, curves, evaluations, method_table, read_run, steps_of
 
 
 def compare(folders, out="comparison.png", page=""):
     """Of one folder its page, of several runs their curves over one another; and tables of final scores: of
-    each run, differences paired by question with the first one; and where the names differ by their seed
-    (mygo-seed0, seed1-text-star), of each method over its seeds. page: where to write the runs' questions
-    side by side."""
+    each run, differences paired by question with the first one of the same sets; and where the names differ
+    by their seed (mygo-seed0, seed1-text-star), of each method over its seeds. page: where to write the runs'
+    questions side by side."""
     names = [folder.name for folder in folders]
     if len(folders) == 1 and folders[0].is_dir():
         draw(folders[0], names[0])
@@ -45,7 +46,10 @@ def compare(folders, out="comparison.png", page=""):
     if not any(map(evaluations, folders)):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
     each = {name: [folder] for name, folder in runs.items()}
-    table = method_table(None, "final evaluations", each, next(iter(runs)), means=False)
+    sets_of = {name: read_run(folder).sets for name, folder in runs.items()}
+    counts = Counter(one for sets in sets_of.values() for one in sets)
+    first = next((name for name, sets in sets_of.items() if any(counts[one] > 1 for one in sets)), "")
+    table = method_table(None, "final evaluations", each, first, means=False)
     if page:
         say(f"page: {write_comparison(page, runs, table)}")
     if methods:
