@@ -208,7 +208,7 @@ class Run:
         folder.rewind(step)
         earlier = read_jsonl(folder.path / "metrics.jsonl")
         began, begun_at = time.time(), share(step)
-        page_at = time.time() + PAGE_EVERY
+        page_at = 0  # the first step brings it up to date, too
         if step < total and share(step) < 1:
             folder.forget_evaluations()
         distributed.once(page_so_far, folder, f"step {step} of {total}")
