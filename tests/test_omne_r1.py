@@ -1025,7 +1025,7 @@ OWN = ("--graph", "cs={out}/t.jsonl", "--graph-encoder=", "--data", "{out}/q.jso
 
 
 @pytest.mark.parametrize("args, row, message", [
-    ((), {}, "--graph :"),
+    ((), {}, "--graph: needed"),
     (("--graph", "cs=nowhere.graphml"), {}, "no such file"),
     ((*WORLD, "--teacher", "http://127.0.0.1:9/v1"), {}, "words its own questions"),
     (REMOTE, {}, "its questions stand in"),
@@ -1046,7 +1046,7 @@ def test_bad_flags_and_files(tmp_path, policy_folder, args, row, message):
     with pytest.raises(SystemExit, match=message):
         omne_r1.main([*args, "--model", str(policy_folder), "--out", str(tmp_path), "--name", "x"])
     assert not list((tmp_path / "omne_r1").glob("*/config.json"))
-    with pytest.raises(SystemExit, match="--model :"):
+    with pytest.raises(SystemExit, match="--model: needed"):
         omne_r1.main(["--graph", "cs=a.graphml"])
 
 
