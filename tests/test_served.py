@@ -1,6 +1,11 @@
 """A policy behind an OpenAI-compatible address: what is sent, what is read, what is kept, what is refused."""
 
 import json
+import os
+import signal
+import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -8,7 +13,7 @@ import at2po
 from common import chat, metrics, rollout
 from common.files import read_jsonl
 from common.serve import chat_client, served
-from tests.conftest import write
+from tests.conftest import forked, write
 from tests.served_model import Model
 
 QUESTION = {"id": "q1", "question": "Who directed Red Hill?", "answer": "Bo Moss", "type": "bridge"}
@@ -179,6 +184,21 @@ def test_a_sample_does_not_depend_on_what_else_is_asked(files):
     evaluate(at2po, files, model.url, "--eval-temperature", 1, "--eval-limit", 3, "--name", "few")
     assert all(seeds[r["messages"][-1]["content"][-20:]] == r["seed"] for r in model.requests)
     assert len(model.requests) == 3
+
+
+def test_ctrl_c_ends_the_program_where_a_server_hangs(files):
+    hangs = threading.Event()
+    model = Model(lambda request: "" if hangs.wait(60) else "")
+    program = partial(evaluate, at2po, files, model.url)
+    child = forked(lambda argv: program(*argv), out=files / "said")
+    while not model.requests:
+        time.sleep(.1)
+    os.kill(child.pid, signal.SIGINT)
+    child.join(20)
+    code = child.exitcode
+    hangs.set()
+    child.kill()
+    assert code == 130 and "interrupted; " in (files / "said").read_text()
 
 
 def test_rewards_of_open_questions_by_what_was_read():

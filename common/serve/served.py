@@ -10,8 +10,10 @@ tokens in tables."""
 import asyncio
 import hashlib
 import json
+import queue
 import re
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from common.engine import Generation
 from common.files import Keyed, warn
@@ -103,7 +105,17 @@ class ServedEngine:
         self.tokenizer = tokenizer
         self.pending = set()
         self.kept = None
-        self.pool = ThreadPoolExecutor(CONCURRENT)
+        self.asked = queue.SimpleQueue()  # (answer, messages, options)
+        for _ in range(CONCURRENT):  # daemons: the program does not outlast Ctrl-C where a server hangs
+            threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        while True:
+            answer, messages, options = self.asked.get()
+            try:
+                answer.set_result(self.said(messages, options))
+            except BaseException as error:  # to whoever waits for the answer
+                answer.set_exception(error)
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
@@ -129,8 +141,10 @@ class ServedEngine:
             options["stop"] = list(stop)
         if messages[-1]["role"] == "assistant":
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        answer = self.pool.submit(self.said, messages, options)
+        answer = Future()
+        answer.set_running_or_notify_cancel()
         self.pending.add(answer)
+        self.asked.put((answer, messages, options))
         row = await asyncio.wrap_future(answer)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":
