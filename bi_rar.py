@@ -140,9 +140,9 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """(text, ids) of a search result that shows this text. before_a_turn: no token of it would also hold the
-    first letter of the turn that follows. No passage can write a tag or a special token (chat.Foreign). A
-    result of more than `limit` tokens loses its end, but not the closing tag."""
+    """(text, ids) of a search result that shows this text, as it is cut into tokens where a turn's "<" follows
+    (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
+    `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:

@@ -282,7 +282,7 @@ def result_of(turns, question, cfg):
     if kind != "answer":
         answer = None
     problem = ""
-    if not all(right_format):  # (of right ones the last is an answer)
+    if not all(right_format):  # where all are right, the last one is an answer
         problem = "no answer" if answer is None else "form"
     return Result(
         answer,

@@ -28,8 +28,8 @@ def find_model(name):
     found = files.locate(str(name))
     if checkpoint.find(Path(found) / "checkpoint"):
         raise ModelError(f"{name}: a run folder; the weights are in {name}/checkpoint")
-    kept = ("config.json", "adapter_config.json")
-    if Path(found).is_dir() and not any((Path(found) / file).exists() for file in kept):
+    configs = Path(found) / "config.json", Path(found) / "adapter_config.json"
+    if Path(found).is_dir() and not any(file.exists() for file in configs):
         raise ModelError(f"{name}: a folder without a model (no config.json)")
     return found
 

@@ -11,8 +11,8 @@ import torch
 
 
 @cache
-def aside():
-    """The one stream on which graphs are captured: cuBLAS keeps 32 MiB for every stream that it has seen."""
+def capture_stream():
+    """One for all graphs: cuBLAS keeps 32 MiB for every stream that it has seen."""
     return torch.cuda.Stream()
 
 
@@ -65,12 +65,13 @@ class Decoder:
 
     def capture(self, slots, end):
         current = torch.cuda.current_stream()
-        aside().wait_stream(current)
-        with torch.cuda.stream(aside()):  # a first pass, which may allocate, outside the graph
+        stream = capture_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):  # a first pass, which may allocate, outside the graph
             self.compute(slots, end)
-        current.wait_stream(aside())
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=aside()):
+        with torch.cuda.graph(graph, pool=self.pool, stream=stream):
             hidden = self.compute(slots, end)
         self.pool = graph.pool()
         return graph, hidden

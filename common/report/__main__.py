@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.files import UserError, say, warn
 from common.page.writer import draw, write_comparison
-from common.report import committed, curves, evaluations, method_table, read_run, steps_of
+from common.report import committed, curves, method_table, read_run, steps_of
 
 
 def compare(folders, out="comparison.png", page=""):
@@ -43,10 +43,10 @@ def compare(folders, out="comparison.png", page=""):
     if len(folders) > 1 and any(map(any, steps.values())):
         curves.draw_curves(steps, out, " · ".join(drawn), curves.panels_of(*folders))
         say(f"curves: {out}")
-    if not any(map(evaluations, folders)):
+    sets_of = {name: read_run(folder).sets for name, folder in runs.items()}
+    if not any(sets_of.values()):
         return warn("no final evaluation (eval_<set>.json) in these folders: nothing to compare but curves")
     each = {name: [folder] for name, folder in runs.items()}
-    sets_of = {name: read_run(folder).sets for name, folder in runs.items()}
     counts = Counter(one for sets in sets_of.values() for one in sets)
     first = next((name for name, sets in sets_of.items() if any(counts[one] > 1 for one in sets)), "")
     table = method_table(None, "final evaluations", each, first, means=False)
