@@ -140,7 +140,7 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000):
 
 
 def render_result(tokenizer, shown, limit):
-    """(text, ids) of a search result that shows this text, as it is cut into tokens where a turn's "<" follows
+    """(text, ids) of a search result that shows this text, cut into tokens as where a turn's "<" follows
     (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
     `limit` tokens loses its end, but not the closing tag."""
     end = "</information>\n\n"
