@@ -4,11 +4,14 @@ one clear error, and what had to be mended is counted.
     class HTTPRetriever(Client): what, flag, failure and remedy word the messages"""
 
 import json
+import queue
 import re
 import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
+from contextlib import suppress
 
 import httpx
 import tenacity
@@ -18,6 +21,7 @@ from common.files import UserError
 RETRIES = 12          # waits of .5, 1, 2, 4, 8, 15, 15 … seconds, two minutes in all: a server's restart
 LONGEST_WAIT = 15.0   # seconds
 START_RETRIES = 2     # before a first answer: a wrong address must not take two minutes
+LAST_SECONDS = 3.0    # that calls under way have when the others are dropped
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # which no proxy can reach
 BROKEN = re.compile("[\ud800-\udfff]")        # half of a character, or a byte that is no UTF-8
 
@@ -39,6 +43,48 @@ def connect(url, timeout, flag, failure):
         timeout=httpx.Timeout(timeout, connect=min(timeout, 5.0)),
         limits=httpx.Limits(keepalive_expiry=2.0),  # before uvicorn closes what is idle, after 5 s
     )
+
+
+class Threads:
+    """Runs calls side by side in threads that end with the program: Ctrl-C does not wait for a server that
+    hangs, as it would for those of ThreadPoolExecutor."""
+
+    def __init__(self, count):
+        self.calls = queue.SimpleQueue()  # (future, function, arguments), and None for each thread at the end
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def _work(self):
+        while call := self.calls.get():
+            future, function, arguments = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:  # to whoever waits for the result
+                    future.set_exception(error)
+
+    def submit(self, function, *arguments):
+        """The Future of one call."""
+        future = Future()
+        self.calls.put((future, function, arguments))
+        return future
+
+    def map(self, function, items):
+        """The results, in order."""
+        futures = [self.submit(function, item) for item in items]
+        return (future.result() for future in futures)
+
+    def close(self):
+        """Drops the calls that have not begun; those under way have LAST_SECONDS to end."""
+        while not self.calls.empty():
+            with suppress(queue.Empty):
+                self.calls.get_nowait()
+        for _ in self.threads:
+            self.calls.put(None)
+        end = time.monotonic() + LAST_SECONDS
+        for thread in self.threads:
+            thread.join(max(0, end - time.monotonic()))
 
 
 class Client:

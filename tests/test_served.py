@@ -12,6 +12,7 @@ import pytest
 import at2po
 from common import chat, metrics, rollout
 from common.files import read_jsonl
+from common.of_omne import judge
 from common.serve import chat_client, served
 from tests.conftest import forked, write
 from tests.served_model import Model
@@ -186,11 +187,16 @@ def test_a_sample_does_not_depend_on_what_else_is_asked(files):
     assert len(model.requests) == 3
 
 
-def test_ctrl_c_ends_the_program_where_a_server_hangs(files):
+def judge_it(files, url):
+    write(files / "answers.jsonl", [{"question": "q", "golden_answer": "g", "answer": "a"}])
+    judge.main([str(files / "answers.jsonl"), url])
+
+
+@pytest.mark.parametrize("program", [partial(evaluate, at2po), judge_it], ids=["policy", "judge"])
+def test_ctrl_c_ends_the_program_where_a_server_hangs(files, program):
     hangs = threading.Event()
     model = Model(lambda request: "" if hangs.wait(60) else "")
-    program = partial(evaluate, at2po, files, model.url)
-    child = forked(lambda argv: program(*argv), out=files / "said")
+    child = forked(lambda argv: program(files, model.url), out=files / "said")
     while not model.requests:
         time.sleep(.1)
     os.kill(child.pid, signal.SIGINT)

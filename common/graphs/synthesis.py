@@ -16,7 +16,6 @@ import itertools
 import random
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +23,7 @@ import networkx
 
 from common import kg
 from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
+from common.http_client import Threads
 from common.retriever import TOKEN, folded
 from common.rollout import stable_seed
 from common.serve.chat_client import SHOWN, UNREADABLE, BadAnswer, Chat, read_object
@@ -420,7 +420,7 @@ def synthesize(graphs, starts, folder, teacher, count, unique=True):
     folder.mkdir(parents=True, exist_ok=True)
     questions, rejected = {}, []
     teacher.answers = Keyed(folder / "answers.jsonl")
-    pool = ThreadPoolExecutor(teacher.concurrency)
+    threads = Threads(teacher.concurrency)
     total = count * len(KINDS) * sum(map(bool, starts.values()))
     try:
         with Progress("questions") as progress:
@@ -436,11 +436,11 @@ def synthesize(graphs, starts, folder, teacher, count, unique=True):
                              f"{len(starts[graph_type])} seed nodes had {ROUNDS} turns. "
                              "rejected.jsonl says why; another --teacher or --largest-ball may help")
                         break
-                    for item, drafts in zip(part, pool.map(work, part), strict=True):
+                    for item, drafts in zip(part, threads.map(work, part), strict=True):
                         missing -= enter(item, drafts, questions, rejected)
                         progress(len(questions), total)
     finally:
-        pool.shutdown(cancel_futures=True)
+        threads.close()
         teacher.answers.close()
         write_jsonl(folder / "questions.jsonl", questions.values())
         write_jsonl(folder / "rejected.jsonl", rejected)

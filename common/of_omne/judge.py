@@ -7,12 +7,12 @@ answer cannot be read there is no verdict: it is counted, and the prediction is 
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 from common import data, metrics, process
 from common.files import Keyed, Progress, UserError, read_json, say, write_jsonl
+from common.http_client import Threads
 from common.serve.chat_client import UNREADABLE, BadAnswer, Chat, read_object
 
 PROMPT = """\
@@ -47,9 +47,9 @@ def score_answers(file, url, model):
             found = {"correct": None, "reason": error.reason}
         return {"question": question, "golden_answer": gold, "answer": answer} | found
 
-    with closing(Keyed(unfinished)) as kept, ThreadPoolExecutor(chat.concurrency) as pool, \
+    with closing(Keyed(unfinished)) as kept, closing(Threads(chat.concurrency)) as threads, \
             Progress("verdicts") as progress:
-        for row in pool.map(judged, asked):
+        for row in threads.map(judged, asked):
             rows.append(row)
             progress(len(rows), len(asked))
     out = file.with_suffix(".judged.jsonl")

@@ -1,9 +1,10 @@
 """--retriever http://…: a search that another process answers, in Search-R1's form."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
+from contextlib import closing
 
 from common import http_client
-from common.http_client import RETRIES
+from common.http_client import RETRIES, Threads
 from common.passages import Passage, RetrieverError, titled
 
 MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
@@ -33,9 +34,12 @@ class HTTPRetriever(http_client.Client):
         queries = [self._query(query) for query in queries]
         size = QUERIES_A_REQUEST
         some = [queries[start:start + size] for start in range(0, len(queries), size)]
-        with ThreadPoolExecutor(UNDER_WAY) as pool:
-            found = list(pool.map(lambda part: self._search(part, k), some))
-        return [hits for part in found for hits in part]
+        with closing(Threads(min(UNDER_WAY, len(some)))) as threads:
+            found = [threads.submit(self._search, part, k) for part in some]
+            while wait(found, timeout=0.5).not_done:
+                if self.cancelled.is_set():
+                    raise self.failure("interrupted")
+        return [hits for part in found for hits in part.result()]
 
     def _search(self, queries, k):
         def ask():

@@ -10,13 +10,12 @@ tokens in tables."""
 import asyncio
 import hashlib
 import json
-import queue
 import re
-import threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 
 from common.engine import Generation
 from common.files import Keyed, warn
+from common.http_client import Threads
 from common.rollout import Policy
 from common.serve.chat_client import BadAnswer, Chat
 
@@ -105,17 +104,7 @@ class ServedEngine:
         self.tokenizer = tokenizer
         self.pending = set()
         self.kept = None
-        self.asked = queue.SimpleQueue()  # (answer, messages, options)
-        for _ in range(CONCURRENT):  # daemons: the program does not outlast Ctrl-C where a server hangs
-            threading.Thread(target=self.work, daemon=True).start()
-
-    def work(self):
-        while True:
-            answer, messages, options = self.asked.get()
-            try:
-                answer.set_result(self.said(messages, options))
-            except BaseException as error:  # to whoever waits for the answer
-                answer.set_exception(error)
+        self.threads = Threads(CONCURRENT)
 
     def keep(self, file):
         """From here on what was said is on file at once; what stands there is not asked for."""
@@ -141,10 +130,8 @@ class ServedEngine:
             options["stop"] = list(stop)
         if messages[-1]["role"] == "assistant":
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        answer = Future()
-        answer.set_running_or_notify_cancel()
+        answer = self.threads.submit(self.said, messages, options)
         self.pending.add(answer)
-        self.asked.put((answer, messages, options))
         row = await asyncio.wrap_future(answer)
         ids = self.tokenizer.said(row["text"])
         if row["stop_reason"] == "eos":
