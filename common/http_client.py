@@ -1,7 +1,8 @@
 """A patient client of JSON services: a server that restarts is waited for, anything else that is no answer is
 one clear error, and what had to be mended is counted.
 
-    class HTTPRetriever(Client): what, flag, failure and remedy word the messages"""
+    class HTTPRetriever(Client): what, flag, failure and remedy word the messages
+    Threads(8).map(ask, prompts): requests side by side, which Ctrl-C does not wait for"""
 
 import json
 import queue
@@ -77,8 +78,8 @@ class Threads:
 
     def close(self):
         """Drops the calls that have not begun; those under way have LAST_SECONDS to end."""
-        while not self.calls.empty():
-            with suppress(queue.Empty):
+        with suppress(queue.Empty):
+            while True:
                 self.calls.get_nowait()
         for _ in self.threads:
             self.calls.put(None)
