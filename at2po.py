@@ -3,9 +3,9 @@
 The policy answers a question in turns: it thinks and searches, reads the result, and so on until it answers.
 One tree of such trajectories is grown per question: M chains, then L rounds. A round takes the N turns of
 highest entropy and plays a new sibling of each to the end. A leaf's value is its standardised reward. A
-turn's value is the mean of its children's values, weighted by the softmax of the children's entropies; it is
-also the turn's advantage. ATPO is the loss: one importance ratio and one clip decision per turn, coarser than
-a token (GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
+turn's value is the mean of its children's values, weighted by the children's entropies; it is also the
+turn's advantage. ATPO is the loss: one importance ratio and one clip decision per turn, coarser than a token
+(GRPO), finer than a sequence (GSPO). AT2PO is tree, values and loss.
 
 GRPO, except: a group is a tree; advantages, ratios and clips are per turn; the clip is .003 and .004; rewards
 are divided by the population's std (authors' code); there is no KL term.
@@ -14,7 +14,7 @@ are divided by the population's std (authors' code); there is no KL term.
     Algorithm 1     tree                          grow_tree, choose_nodes, play_turn
     Eq 14-16        reward                        parse_response, score
     Eq 3            values, advantages            leaf_values, node_value, turn_credit
-    Eq 4-5, 10-12   ATPO loss                     atpo_loss (with one turn per sequence it is GSPO, Eq 8-9)
+    Eq 4-5, 10-12   ATPO loss                     turn_loss (with one turn per sequence it is GSPO, Eq 8-9)
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
@@ -25,7 +25,8 @@ are divided by the population's std (authors' code); there is no KL term.
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --model Qwen/Qwen3-4B --data musique-dev             ReAct: no training
     python at2po.py --world plain --ask "Who is the spouse of the composer of the film Empty Ocean?"
-Where paper, authors' code and ours differ: docs/differences.md. Numbers reached: results/README.md.
+Where paper, authors' code and ours differ: docs/differences.md, which also says which edition's sections and
+tables are cited. Numbers reached: results/README.md.
 """
 
 import asyncio
@@ -47,7 +48,6 @@ from common.agent import Agent, Player
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
-from kernels.turn_loss import turn_loss
 
 # ---------------------------------------------------------------- config
 
@@ -79,8 +79,10 @@ class Config(flags.PassageFlags):
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit, loss
-    bad_format_reward: float = 0.0  # reward of a bad format; -1 in the authors' code | Eq 16
-    value: Literal["child-weighted", "child-mean", "leaf-mean"] = "child-weighted"  # V(n) | Eq 3, Table 2
+    bad_format_reward: float = -1.0  # reward of a bad format; 0 in the sentence before it | Eq 16
+    # V(n): the children's values, weighted by their entropies, by the softmax of these (authors' code) or
+    # equally; leaf-mean = of the leaves below, equally | Eq 3, Table 2
+    value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
@@ -190,8 +192,8 @@ class Node:
     name: str = ""                          # in the seed; chain3.0-2: sibling in chain3, round 0, choice 2
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
-    regenerated: int = 0                    # siblings sampled so far (unused for the root)
     value: float = 0.0                      # V(n)
+    weights: list[float] = field(default_factory=list)  # of the children's values in it
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
 
@@ -267,13 +269,12 @@ async def play(player, node, name):
     return node
 
 
-# Subtracted from a turn's entropy per sibling that was sampled: the paper's rule; .05 is the authors' number.
-REGENERATION_PENALTY = .05
+SIBLING_PENALTY = .05  # alpha of Algorithm 1, line 11 | authors' code
 
 
 def choose_nodes(root, cfg, rng):
-    """The N nodes that get a sibling next: the most uncertain turns first, or random ones; never final turns
-    (answered or cut off). The root, or a first turn, gets a new chain."""
+    """The N nodes that get a sibling next (lines 10 to 12): the most uncertain turns first, or random ones;
+    never final turns (answered or cut off). The root, or a first turn, gets a new chain."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -281,10 +282,11 @@ def choose_nodes(root, cfg, rng):
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
+        # Line 11 counts the turn among its siblings: the same order, but for the root, of which only the code
+        # speaks: entropy 0, and a penalty for each chain but the first. It is seldom chosen
         if node is root:
-            # ours: entropy 0, and the penalty for each chain but the first: it is seldom chosen
-            return -REGENERATION_PENALTY * (len(root.children) - 1)
-        return node.turn.entropy - REGENERATION_PENALTY * node.regenerated
+            return -SIBLING_PENALTY * (len(root.children) - 1)
+        return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
 
     ranked = sorted(candidates, key=uncertainty, reverse=True)
     return [ranked[i % len(ranked)] for i in range(cfg.expand)]  # too few: again from the top
@@ -303,7 +305,6 @@ async def grow_tree(play_from, cfg, seed):
         rng = random.Random(stable_seed(seed, "expand", r))
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
-            node.regenerated += 1
             parent = node.parent or root  # a sibling: the same state, a new turn
             new_paths.append(play_from(parent, f"{node.name}.{r}-{i}"))
         await asyncio.gather(*new_paths)
@@ -419,22 +420,31 @@ def leaf_values(rewards, sample_std=False):
     return [(r - mean) / (math.sqrt(variance) + 1e-6) for r in rewards]
 
 
+def child_weights(children, rule):
+    """What each child's value counts in its parent's; they add up to 1."""
+    entropies = [child.turn.entropy for child in children]
+    equal = [1.0] * len(children)
+    if rule == "child-weighted":  # H(c) / sum of H(c')
+        weights = entropies if any(entropies) else equal  # 0 / 0: ours
+    elif rule == "child-softmax":  # authors' code; nearly equal while entropies are below .1 nats
+        weights = [math.exp(h) for h in entropies]
+    elif rule == "child-mean":
+        weights = equal
+    elif rule == "leaf-mean":  # TreeRL
+        weights = [len(child.leaves()) for child in children]
+    else:
+        raise ValueError(f"rule {rule}: child-weighted, child-softmax, child-mean or leaf-mean")
+    return [w / sum(weights) for w in weights]
+
+
 def node_value(node, rule):
     """Sets and returns V(n) from the children's values (Eq 3). A leaf keeps its value. A node with one child
     has the child's, so in a chain every turn has the leaf's: GRPO's advantage."""
     if node.done:
         return node.value
     values = [node_value(child, rule) for child in node.children]
-    if rule == "child-weighted":  # sum_c softmax_c(H(c)) V(c)
-        weights = [math.exp(child.turn.entropy) for child in node.children]
-        node.value = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
-    elif rule == "child-mean":
-        node.value = sum(values) / len(values)
-    elif rule == "leaf-mean":  # TreeRL
-        leaves = node.leaves()
-        node.value = sum(leaf.value for leaf in leaves) / len(leaves)
-    else:
-        raise ValueError(f"rule {rule}: child-weighted, child-mean or leaf-mean")
+    node.weights = child_weights(node.children, rule)
+    node.value = sum(w * v for w, v in zip(node.weights, values, strict=True))
     return node.value
 
 
@@ -470,80 +480,75 @@ def assign_advantages(root, cfg):
 
 # ---------------------------------------------------------------- loss (Eq 4-5, 8-13)
 
-def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
-              clip_low=3e-3, clip_high=4e-3, num_sequences=None):
-    """Eq 10-11. Returns (loss, stats). GSPO (Eq 8-9) is the case where every sampled token has turn 0.
+def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_sequences=None):
+    """Eq 10-12. Returns (loss, stats). GSPO (Eq 8-9) is the case of one turn per sequence.
 
-    All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
-    old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
-    its turns, numbered from 0 in each row; -1 elsewhere. num_sequences: the denominator, where the rows are a
-    micro-batch: sequences of the whole mini-batch."""
-    # the mask as bool; refuses shapes that do not fit
-    response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
-                                       advantages=advantages, turn_ids=turn_ids)
-    log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)           # (B, T)
-
-    # Eq 11: s_k = exp(mean log-ratio of turn k), one number per turn. K: turns of the longest sequence
-    total, tokens = training.turn_sums(log_ratio.detach(), response_mask, turn_ids)    # (B, K)
-    # tokens that were not sampled get turn 0's number; the mask below drops them
-    log_s = (total / tokens.clamp(min=1)).gather(1, turn_ids.clamp(min=0))         # (B, T)
-    # + 0, with derivative 1: token t gets the gradient s_k A_k grad log p_t (Eq 12). Eq 11's own, the sum of
-    # the turn's |turn| terms s_k A_k mean_t(grad log p_t), is the same
-    log_s = log_s + torch.where(response_mask, logprobs - logprobs.detach(), 0.0)
-    s = log_s.clamp(max=10).exp()  # finite; a mean log-ratio above 10 has no gradient
-
-    # Eq 10: the clipped objective, its mean over a sequence's tokens, then over all leaves (not per tree)
+    All are (B, K), K turns of the longest sequence. log_ratio: of a turn's probability, new to old: the sum
+    over its tokens. advantages: A of the turn. tokens: how many it has; 0 = there is no such turn.
+    num_sequences: the denominator, where the rows are a micro-batch: sequences of the whole mini-batch."""
+    # Eq 11: s_k = (pi(turn k) / pi_old(turn k))^(1 / |turn k|). Its gradient is Eq 12's, s_k times the mean
+    # over the turn of grad log p_t. A mean log-ratio above 10 has none: s stays finite
+    s = (log_ratio / tokens.clamp(min=1)).clamp(max=10).exp()
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
-    per_sequence = torch.where(response_mask, -objective, 0.0).sum(1)              # (B,)
-    per_sequence = per_sequence / response_mask.sum(1).clamp(min=1)
-    loss = per_sequence.sum() / (num_sequences or len(logprobs))
+    # Eq 10: the mean over a sequence's tokens, in which a turn counts |turn k| / |sequence|, then over all
+    # leaves (not per tree)
+    share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)
+    loss = -(share * objective).sum() / (num_sequences or len(tokens))
 
     too_high = (s > 1 + clip_high) & (advantages > 0)
     too_low = (s < 1 - clip_low) & (advantages < 0)
-    return loss, training.loss_stats(log_ratio, too_high | too_low, response_mask, s)
+    return loss, training.loss_stats(log_ratio, too_high | too_low, tokens, s)
 
 
-def update_spread(log_ratio, response_mask, turn_ids):
-    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is the sum
-    of its tokens' -log-ratios, divided by the sequence's sum; p = softmax of the K shares; H(p) / log K, or 0
-    for one turn. log_ratio: new - old, (B, T)."""
-    sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
+def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
+              clip_low=3e-3, clip_high=4e-3, num_sequences=None):
+    """turn_loss from tokens. Returns (loss, stats).
+
+    All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
+    old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
+    its turns, numbered from 0 in each row; -1 elsewhere. A turn's advantage is its tokens' mean."""
+    # the mask as bool; refuses shapes that do not fit
+    response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
+                                       advantages=advantages, turn_ids=turn_ids)
+    log_ratio, tokens = training.turn_sums(logprobs - old_logprobs, response_mask, turn_ids)
+    of_turns, _ = training.turn_sums(advantages, response_mask, turn_ids)
+    return turn_loss(log_ratio, of_turns / tokens.clamp(min=1), tokens, clip_low, clip_high, num_sequences)
+
+
+def update_spread(log_ratio, tokens):
+    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is its
+    -log-ratio, divided by the sequence's sum; p = softmax of the K shares; H(p) / log K, or 0 for one turn.
+    Both are (B, K), as in turn_loss."""
     real = tokens > 0
-    total = sums.sum(1, keepdim=True)                                              # (B, 1)
-    share = sums / torch.where(total.abs() > 1e-12, total, 1.0)
+    total = log_ratio.sum(1, keepdim=True)                                         # (B, 1)
+    share = log_ratio / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
 
 
-def spread_sums(logprobs, batch):
+def spread_sums(turn_logprobs, batch):
     """For the step's mean of Eq 13."""
-    log_ratio = logprobs.detach() - batch.old_logprobs
-    spread = update_spread(log_ratio, batch.response_mask, batch.turn_ids)
+    log_ratio = turn_logprobs.detach() - batch.old_turn_logprobs
+    spread = update_spread(log_ratio, batch.turn_tokens)
     return {"spread_sum": len(log_ratio) * spread, "sequences": len(log_ratio)}
 
 
-def policy_loss(logprobs, batch, cfg, num_sequences, num_tokens, distinct_sums=None):
-    """(loss, stats) of a micro-batch. The denominator is num_sequences of the whole mini-batch, all ranks
-    (DAPO and AEPO: num_tokens). distinct_sums: (D,), a turn's summed log-prob, shared turns once; None on a
-    CPU."""
-    # --sampler-correction multiplies the advantages by the trainer's probability over the engine's
+def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
+    """(loss, stats) of a micro-batch. logprobs (B, T), turn_logprobs (B, K): of tokens, and summed over turns
+    (kernels/turn_logprob.py). The denominator is num_sequences of the whole mini-batch, all ranks (DAPO and
+    AEPO: num_tokens)."""
+    # --sampler-correction multiplies the advantages by the trainer's probability over the engine's; a turn
+    # gets the mean over its tokens
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
-    turn_ids = batch.turn_ids
-    if cfg.loss == "gspo":  # every sampled token has turn 0; the others keep -1
-        turn_ids = turn_ids.clamp(max=0)
-    loss, stats = atpo_loss(
-        logprobs, batch.old_logprobs, advantages, batch.response_mask, turn_ids,
-        cfg.clip_low, cfg.clip_high, num_sequences)
-    if distinct_sums is not None and cfg.loss == "atpo" and cfg.sampler_correction == "none":
-        # on a GPU: the same loss, from sums over turns; a shared turn goes through backward once. It needs
-        # one advantage per turn; the correction makes one per token
-        loss = turn_loss(
-            distinct_sums, batch.old_turn_sums, advantages, batch.response_mask, batch.gather, batch.turn_ptr,
-            cfg.clip_low, cfg.clip_high, num_sequences)
-    return loss, stats
+    log_ratio = turn_logprobs - batch.old_turn_logprobs                                  # (B, K)
+    of_turns, tokens = training.turn_sums(advantages, batch.response_mask, batch.turn_ids)
+    if cfg.loss == "gspo":  # a sequence is one turn
+        log_ratio, of_turns, tokens = (x.sum(1, keepdim=True) for x in (log_ratio, of_turns, tokens))
+    advantages = of_turns / tokens.clamp(min=1)
+    return turn_loss(log_ratio, advantages, tokens, cfg.clip_low, cfg.clip_high, num_sequences)
 
 
 # ---------------------------------------------------------------- update
@@ -602,11 +607,11 @@ def train(run, policy, reference, split):
             if not batches:  # all its trees are flat
                 continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
-                logprobs, distinct_sums = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (D,)
-                loss, stats = policy_loss(logprobs, b, cfg, num_sequences, num_tokens, distinct_sums)
+                logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
+                loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0
-                    stats |= spread_sums(logprobs, b)
+                    stats |= spread_sums(turn_logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update

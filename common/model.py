@@ -368,11 +368,10 @@ def token_logprobs(model, batch, temperature=1.0, hidden=None):
 
 
 def turn_logprobs(model, batch, temperature=1.0, hidden=None):
-    """token_logprobs, and on CUDA their sums over the batch's K distinct turns, (K,); elsewhere None."""
-    if model.device.type == "cpu":
-        return token_logprobs(model, batch, temperature, hidden), None
+    """token_logprobs, (B, T), and log pi of every turn, (B, K) fp32: their sums, as the kernel adds them up;
+    0 where a trajectory has no such turn."""
     found = _of_sampled(model, batch, temperature, hidden)
-    return by_token(found.logprobs, batch), found.turn_sums
+    return by_token(found.logprobs, batch), with_zero(found.turn_sums)[batch.turns]
 
 
 @torch.no_grad()
@@ -413,8 +412,11 @@ def token_values(head, batch, hidden):
 
 def by_token(rows, batch):
     """(B, T) of one number for each of the batch's R distinct sampled tokens; 0 elsewhere."""
-    with_zero = torch.cat([rows, rows.new_zeros(1)])
-    return with_zero[batch.gather]
+    return with_zero(rows)[batch.gather]
+
+
+def with_zero(rows):
+    return torch.cat([rows, rows.new_zeros(1)])
 
 
 # ---------------------------------------------------------------- adapters

@@ -270,7 +270,8 @@ class Batch:
     several trajectories share is there once, and its descendants stand right behind it. So query i sees key j
     where j <= i < end[j]. Without, a pack is one trajectory.
     `predecessor` and `target` list the R distinct sampled tokens, turn by turn; `gather` (B, T) leads from
-    (b, t) to its row, R where nothing was sampled."""
+    (b, t) to its row, R where nothing was sampled. `turns` (B, K) leads from a trajectory's turn k to one of
+    the D distinct turns, D where it has no such turn."""
     trajectories: list              # the B trajectories, in the order of the rows
     input_ids: torch.Tensor         # (B, T)
     response_mask: torch.Tensor     # (B, T) bool, 1 = sampled by the policy
@@ -285,13 +286,15 @@ class Batch:
     predecessor: torch.Tensor       # (R,) flat index into (P * N): the token whose hidden state predicts
     target: torch.Tensor            # (R,) the token that was sampled there
     gather: torch.Tensor            # (B, T) index into R
-    turn_ptr: torch.Tensor          # (K + 1,) where the rows of each distinct turn begin, and R
-    old_logprobs: torch.Tensor | None = None   # (B, T) of the weights that sampled, by the trainer
-    old_turn_sums: torch.Tensor | None = None  # (K,) of them; on CUDA alone
-    ref_logprobs: torch.Tensor | None = None   # (B, T) of the reference
-    entropies: torch.Tensor | None = None      # (B, T) of what sampled tokens were drawn from; AEPO's
-    values: torch.Tensor | None = None         # (B, T) V before each token, when it was sampled; Omne-R1
-    returns: torch.Tensor | None = None        # (B, T) what V learns; Omne-R1
+    turn_ptr: torch.Tensor          # (D + 1,) where the rows of each distinct turn begin, and R
+    turns: torch.Tensor             # (B, K) index into D
+    turn_tokens: torch.Tensor       # (B, K) fp32, how many were sampled in the turn
+    old_logprobs: torch.Tensor | None = None       # (B, T) of the weights that sampled, by the trainer
+    old_turn_logprobs: torch.Tensor | None = None  # (B, K) their sums over turns
+    ref_logprobs: torch.Tensor | None = None       # (B, T) of the reference
+    entropies: torch.Tensor | None = None          # (B, T) of what sampled tokens were drawn from; AEPO's
+    values: torch.Tensor | None = None             # (B, T) V before each token, when it was sampled; Omne-R1
+    returns: torch.Tensor | None = None            # (B, T) what V learns; Omne-R1
     weight: float = 1.0  # 0: a filler, so that all ranks make equally many passes; nothing is learned from it
 
     def to(self, device):
@@ -372,6 +375,7 @@ class _Part:
     start: int          # its place in the pack
     position: int       # along the path
     row: int            # of its first sampled token
+    turn: int           # among the distinct turns
     end: int = 0        # one past the last token that sees it
 
     @property
@@ -396,9 +400,9 @@ class _Pack:
         for key in [k for k in self.open if k not in keys]:
             self.open.pop(key).end = self.length
 
-    def add(self, key, ids, position, row):
+    def add(self, key, ids, position, row, turn):
         """A new part below the open ones."""
-        part = _Part(torch.tensor(ids, dtype=torch.long), self.length, position, row)
+        part = _Part(torch.tensor(ids, dtype=torch.long), self.length, position, row, turn)
         self.open[key] = part
         self.parts.append(part)
         self.length = part.stop
@@ -415,6 +419,9 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     turn_ids = torch.full((B, T), -1)
     advantages = torch.zeros(B, T)
     gather = torch.full((B, T), -1)
+    K = max(len(t.turns) for t in trajectories)
+    turns = torch.full((B, K), -1)
+    turn_tokens = torch.zeros(B, K)
     packs = []
     predecessor = []    # (pack, indices in the pack), of a turn
     target = []
@@ -431,7 +438,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
         position = 0
         for k, (key, ids, turn) in enumerate(path):
             if key not in pack.open:
-                pack.add(key, ids, position, R)
+                pack.add(key, ids, position, R, len(turn_ptr) - 1)
                 if turn is not None:
                     # rows of the sampled tokens; the first one is predicted by the parent's last token
                     here = torch.arange(len(turn.ids)) + pack.open[key].start - 1
@@ -448,10 +455,13 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
                 response_mask[b, span] = True
                 turn_ids[b, span] = k - 1
                 gather[b, span] = torch.arange(part.row, part.row + len(turn.ids))
+                turns[b, k - 1] = part.turn
+                turn_tokens[b, k - 1] = len(turn.ids)
                 if trajectory.advantages:
                     advantages[b, span] = trajectory.advantages[k - 1]
             position += len(ids)
     gather[gather < 0] = R
+    turns[turns < 0] = len(turn_ptr) - 1
     rollout_logprobs = torch.tensor([*logprobs, 0.0])[gather]
     packed_ids, positions, end, lengths = _stack(packs, pad_id)
     N = packed_ids.shape[1]
@@ -459,7 +469,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     return Batch(
         list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
         packed_ids, positions, end, lengths, share_prefixes,
-        predecessor, torch.cat(target), gather, torch.tensor(turn_ptr))
+        predecessor, torch.cat(target), gather, torch.tensor(turn_ptr), turns, turn_tokens)
 
 
 def _stack(packs, pad_id):

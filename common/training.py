@@ -55,7 +55,7 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs, batch.old_turn_sums = turn_logprobs(model, batch, temperature, hidden)
+            batch.old_logprobs, batch.old_turn_logprobs = turn_logprobs(model, batch, temperature, hidden)
             if entropies:
                 batch.entropies = token_entropies(model, batch, temperature, hidden)
             if reference is not None:
@@ -121,7 +121,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
         given["ref_logprobs"] = ref_logprobs
     response_mask = per_token(logprobs, response_mask, **given)
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp(max=10).exp()  # finite
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if soft_clip:
         one = (log_ratio - log_ratio.detach()).exp()  # 1, with the log-prob's gradient
@@ -173,14 +173,16 @@ def per_token(logprobs, response_mask, **others):
     return response_mask
 
 
-def loss_stats(log_ratio, clipped, response_mask, ratio):
-    """For Meter: sums over sampled tokens, and a maximum."""
-    ratio = ratio.detach()[response_mask]    # (tokens,)
+def loss_stats(log_ratio, clipped, tokens, ratio):
+    """For Meter: sums over sampled tokens, and a maximum. tokens: how many an entry of the others stands for:
+    1 or 0, a mask; or a turn's."""
+    real = tokens > 0
+    tokens, ratio = tokens[real], ratio.detach()[real]
     return {
-        "tokens": len(ratio),
-        "clipped_tokens": int(clipped[response_mask].sum()),
-        "kl_sum": float(-log_ratio.detach()[response_mask].sum()),
-        "ratio_sum": float(ratio.sum()),
+        "tokens": int(tokens.sum()),
+        "clipped_tokens": int(tokens[clipped[real]].sum()),
+        "kl_sum": float(-log_ratio.detach()[real].sum()),
+        "ratio_sum": float((tokens * ratio).sum()),
         "ratio_max": float(ratio.max()) if len(ratio) else 0.0,
     }
 

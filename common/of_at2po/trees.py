@@ -1,6 +1,5 @@
 """Trees of turns (at2po.Node) in numbers, and as records for the page. cfg is at2po.Config."""
 
-import math
 import re
 
 import torch
@@ -96,20 +95,22 @@ def how(node, root, value, advantage, credit):
     return lines
 
 
+WEIGHTS = {  # --value
+    "child-weighted": "H / sum of H",
+    "child-softmax": "softmax(H)",
+    "child-mean": "1/n",
+    "leaf-mean": "share of the leaves",
+}
+
+
 def weighted(node, rule):
     """The sum of node_value in words; children of one value are one term."""
-    if rule == "leaf-mean":
-        return f"mean of V over its {len(node.leaves())} leaves"
-    weights = [1.0] * len(node.children)
-    if rule == "child-weighted":
-        weights = [math.exp(child.turn.entropy) for child in node.children]
     terms = {}
-    for child, weight in zip(node.children, weights, strict=True):
+    for child, weight in zip(node.children, node.weights, strict=True):
         shown = f"{child.value:.3f}"
-        terms[shown] = terms.get(shown, 0.0) + weight / sum(weights)
+        terms[shown] = terms.get(shown, 0.0) + weight
     added = " + ".join(f"{weight:.3f} ({shown})" for shown, weight in terms.items())
-    weighting = "softmax(H)" if rule == "child-weighted" else "1/n"
-    return f"sum of {weighting} V over {len(node.children)} children (Eq 3) = {added}"
+    return f"sum of {WEIGHTS[rule]} V over {len(node.children)} children (Eq 3) = {added}"
 
 
 def why(trajectory, question):
@@ -174,7 +175,7 @@ def sample_record(policy, roots, questions, step, cfg):
             "value": node.value,
             "advantage": advantage,
             "ratio": ratio,
-            "branched": node.regenerated or None,
+            "chain": node.name,  # chain3.0-2: the sibling of a turn of chain3 that round 0 played second
             "how": how(node, root, cfg.value, cfg.advantage, cfg.credit),
         }
         if cfg.loss == "atpo" and trajectory.advantages:  # the ratios are a turn's
