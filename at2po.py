@@ -520,8 +520,8 @@ def update_spread(log_ratio, tokens):
     -log-ratio, divided by the sequence's sum; p = softmax of the K shares; H(p) / log K, or 0 for one turn.
     Both are (B, K), as in turn_loss."""
     real = tokens > 0
-    total = log_ratio.sum(1, keepdim=True)                                         # (B, 1)
-    share = log_ratio / torch.where(total.abs() > 1e-12, total, 1.0)
+    total = -log_ratio.sum(1, keepdim=True)                                        # (B, 1)
+    share = -log_ratio / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
-TREE = """REGENERATION_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
+TREE = """SIBLING_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
 inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths likeliest draw sample_paths
 greedy_paths beam_search grow_beams rewarded returns_of state_key baselines advantages_of ppo_loss
@@ -24,10 +24,11 @@ actions_taken"""
 PIECES = {
     "atpo_loss": [
         ("training.py", "import torch", {"common/training.py": "turn_sums per_token loss_stats"}),
-        ("atpo.py", "import torch\nimport training", {"at2po.py": "atpo_loss update_spread"}),
+        ("atpo.py", "import torch\nimport training", {"at2po.py": "turn_loss atpo_loss update_spread"}),
     ],
     "credit": [
-        ("credit.py", f"import math\n{DATACLASS}", {"at2po.py": "Node leaf_values node_value turn_credit"}),
+        ("credit.py", f"import math\n{DATACLASS}",
+         {"at2po.py": "Node leaf_values child_weights node_value turn_credit"}),
     ],
     "tree": [
         ("chat.py", "import functools\nimport re",

@@ -65,21 +65,29 @@ def test_atpo_on_trees_alone_divides_by_the_population_s_std(loss, expansion, st
     assert advantages == pytest.approx([.75 / std, *[-.25 / std] * 3], rel=1e-4)
 
 
-@pytest.mark.parametrize("rule, expected", [
-    # leaves 1, 0 | 0, 0: z = sqrt(3), -1/sqrt(3) (three times); entropies 0, ln 3 below the first turn,
-    # 0, ln 2 below the root
-    ("child-weighted", ((0.25 * math.sqrt(3) - 0.75 / math.sqrt(3)), -1 / math.sqrt(3))),
-    ("child-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
-    ("leaf-mean", ((math.sqrt(3) - 1 / math.sqrt(3)) / 2, -1 / math.sqrt(3))),
+@pytest.mark.parametrize("rule, entropies, below_a, of_a_and_b", [
+    # Eq 3: H / sum of H. In logarithms of 2, 4, 16: a softmax of these would be 1/5, 4/5
+    ("child-weighted", (math.log(4), math.log(16)), (1 / 3, 2 / 3), (1 / 4, 3 / 4)),
+    ("child-weighted", (0.0, .3), (0, 1), (1 / 4, 3 / 4)),
+    ("child-weighted", (0.0, 0.0), (1 / 2, 1 / 2), (1 / 4, 3 / 4)),  # 0 / 0: equal
+    ("child-softmax", (math.log(4), math.log(16)), (1 / 5, 4 / 5), (1 / (1 + math.exp(.2)), None)),
+    ("child-mean", (math.log(4), math.log(16)), (1 / 2, 1 / 2), (1 / 2, 1 / 2)),
+    ("leaf-mean", (math.log(4), math.log(16)), (1 / 2, 1 / 2), (2 / 5, 3 / 5)),
 ])
-def test_values(rule, expected):
-    root = root_of((0, [(0, 1.0), (math.log(3), 0.0)]), (math.log(2), [(0, 0.0), (0, 0.0)]))
+def test_values(rule, entropies, below_a, of_a_and_b):
+    """Leaves 1, 0 below a (entropy .1), 1, 0, 0 below b (.3): mean 2/5, population std sqrt(6)/5, so the
+    values are 3 / sqrt(6) and -2 / sqrt(6)."""
+    leaves_of_a = [(entropies[0], 1.0), (entropies[1], 0.0)]
+    root = root_of((.1, leaves_of_a), (.3, [(.2, 1.0), (.2, 0.0), (.2, 0.0)]))
     at2po.assign_advantages(root, replace(CFG, value=rule))
     a, b = root.children
-    assert (a.value, b.value) == pytest.approx(expected, rel=1e-4)
-    weights = (1 / 3, 2 / 3) if rule == "child-weighted" else (0.5, 0.5)
-    assert root.value == pytest.approx(weights[0] * expected[0] + weights[1] * expected[1], rel=1e-4)
-    assert a.advantage == a.value and a.children[0].advantage == pytest.approx(math.sqrt(3), rel=1e-4)
+    right, wrong = 3 / math.sqrt(6), -2 / math.sqrt(6)
+    assert a.value == pytest.approx(below_a[0] * right + below_a[1] * wrong, rel=1e-4)
+    assert b.value == pytest.approx((right + 2 * wrong) / 3, rel=1e-4)
+    share = of_a_and_b[0]
+    assert root.value == pytest.approx(share * a.value + (1 - share) * b.value, rel=1e-4, abs=1e-6)
+    assert a.advantage == a.value and a.children[0].advantage == pytest.approx(right, rel=1e-4)
+    assert root.weights == pytest.approx((share, 1 - share))
 
 
 @pytest.mark.parametrize("rule, value", [("child-mean", (1 / 3 - 1) / 2), ("leaf-mean", 0)])
@@ -99,7 +107,7 @@ def test_advantages(kind, expected):
     assert root.children[0].children[0].advantage == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["child-weighted", "child-mean", "leaf-mean"])
+@pytest.mark.parametrize("rule", ["child-weighted", "child-softmax", "child-mean", "leaf-mean"])
 def test_a_turn_tells_how_its_value_came_about(rule):
     cfg = replace(CFG, value=rule, advantage="td")
     root = root_of((0, [(0, 1.0), (math.log(3), 0.0), (.5, 0.0)]), (math.log(2), [(0, .4)]))
@@ -111,10 +119,10 @@ def test_a_turn_tells_how_its_value_came_about(rule):
 
     value, advantage = how(a, root)
     assert value.startswith(f"V = {a.value:.3f} = ")
-    if rule != "leaf-mean":  # the terms that are shown are the value; children of one value are one
-        terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
-        total = sum(float(weight) * float(of_child) for weight, of_child in terms)
-        assert len(terms) == 2 and total == pytest.approx(a.value, abs=2e-3)
+    # the terms that are shown are the value; children of one value are one
+    terms = re.findall(r"([.\d]+) \(([-.\d]+)\)", value)
+    total = sum(float(weight) * float(of_child) for weight, of_child in terms)
+    assert len(terms) == 2 and total == pytest.approx(a.value, abs=2e-3)
     words = re.fullmatch(r"A = (\S+) = V - V\(parent\) = (\S+) - \((\S+)\)", advantage).groups()
     shown, of_turn, of_parent = map(float, words)
     assert shown == pytest.approx(of_turn - of_parent, abs=2e-3)
@@ -190,6 +198,8 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
     settings = dict(loss=loss, clip_low=.02, clip_high=.03, temperature=.7, epochs=2, kl_coef=0.0)
     if loss == "grpo":
         settings["kl_coef"] = .1
+    if loss == "gspo":  # one ratio and one advantage per sequence
+        settings["credit"] = "outcome"
     model, expected, initial = (tiny.tiny_model(WORDS, width=32, seed=seed) for seed in (0, 0, 1))
     monkeypatch.setattr(training, "make_optimizer", lambda m, *a, **k: torch.optim.SGD(m.parameters(), .5))
     largest = 1.0
@@ -234,7 +244,8 @@ def test_a_training_step_is_its_loss_written_out(loss, monkeypatch):
 
 
 def test_a_regenerated_turn_is_grown_from_the_state_before_it(monkeypatch):
-    """Chains of three turns with entropies .2, .9 and .1; asked for: (the node it begins at, name)."""
+    """Chains of three turns with entropies .2, .9 and .1; asked for: (the node it begins at, name). The last
+    turn is an answer. A sibling costs .05."""
     asked = []
 
     async def play_from(node, name):
@@ -249,17 +260,17 @@ def test_a_regenerated_turn_is_grown_from_the_state_before_it(monkeypatch):
     assert asked == [
         (root, "chain0"), (root, "chain1"),
         (a, "chain0.0-0"), (b, "chain1.0-1"), (root, "chain0.0-2"),
-        # the new second turns have .9, the old ones .9 - .05
-        (a, "chain0.0-0.1-0"), (b, "chain1.0-1.1-1"), (root.children[2], "chain0.0-2.1-2")]
-    assert [len(n.children) for n in (root, a, b)] == [3, 3, 3]
-    assert [n.regenerated for n in (a, b, a.children[0], a.children[1])] == [1, 0, 1, 1]
+        # alone, the second turn of the new chain has .9; those of a have a sibling each, new and old: .85
+        (root.children[2], "chain0.0-2.1-0"), (a, "chain0.1-1"), (a, "chain0.0-0.1-2")]
+    assert [len(n.children) for n in (root, a, b, root.children[2])] == [3, 4, 2, 2]
     assert len(root.leaves()) == 2 + 2 * 3
     # of one chain there are three to choose from: the fourth is the first again; a round draws by itself
     draws = []
     choose = at2po.choose_nodes
     monkeypatch.setattr(at2po, "choose_nodes", lambda *a: draws.append(a[2].random()) or choose(*a))
     root = asyncio.run(at2po.grow_tree(play_from, replace(CFG, chains=1, rounds=2, expand=4), 0))
-    assert root.children[0].children[0].regenerated == 2 and draws[0] != draws[1]
+    assert [n.name for n in root.children[0].children[:3]] == ["chain0", "chain0.0-0", "chain0.0-3"]
+    assert draws[0] != draws[1]
 
 
 def test_path_advantages_by_credit():
@@ -312,16 +323,19 @@ def test_dapo_s_settings_are_those_of_its_row():
 # ---- expansion
 
 
-@pytest.mark.parametrize("entropies, regenerated, chosen", [
-    ((.5, .8), (0, 0), "b a root b"), ((.5, .8), (0, 7), "a"),  # .8 - .35 < .5
-    # the root's penalty counts its chains less one: -.1 for three, between turns at -.08 and -.12
-    ((.03, .02), (3, 2), "b root a"),
+@pytest.mark.parametrize("a, b, c, d, chosen", [
+    # scores: a and b have two siblings beside them, c two answers, d none: .4 .7 .62 .65, the root -.1
+    (.5, .8, .72, .65, "b d c a root b"),
+    # the root's penalty counts its chains less one, -.1; c's -.06 is above it, -.11 below
+    (.03, .02, .04, .01, "d c a b root d"), (.03, .02, -.01, .01, "d a b root c"),
 ])
-def test_expansion_takes_the_most_uncertain_turns_then_the_root_and_repeats_from_the_top(
-        entropies, regenerated, chosen):
-    root = root_of(*((entropy, [(9.0, 0.0)]) for entropy in entropies), (9.0, 0.0))
-    names = {"root": root} | dict(zip("ab", root.children))  # the third child is an answer, as theirs are
-    root.children[0].regenerated, root.children[1].regenerated = regenerated
+def test_expansion_takes_the_most_uncertain_turns_less_their_siblings_and_repeats_from_the_top(
+        a, b, c, d, chosen):
+    """Algorithm 1, line 11: H(n) - alpha |children(n.parent)|. Answers, of entropy 9, are never chosen."""
+    answer = (9.0, 0.0)
+    root = root_of((a, [(d, [answer])]), (b, [(c, [answer]), answer, answer]), answer)
+    first, second, _ = root.children
+    names = {"root": root, "a": first, "b": second, "c": second.children[0], "d": first.children[0]}
     chosen = [names[name] for name in chosen.split()]
     assert at2po.choose_nodes(root, replace(CFG, expand=len(chosen)), random.Random(0)) == chosen
 
@@ -374,10 +388,73 @@ def loss_inputs():
     return new.requires_grad_(), old, advantages
 
 
-def test_a_huge_ratio_stays_finite():
+@pytest.mark.parametrize("loss", ["atpo", "grpo"])
+def test_a_huge_ratio_stays_finite(loss):
     one = torch.ones(1, 1)
-    loss, _ = at2po.atpo_loss(0 * one, -200 * one, -one, one.bool(), 0 * one.long())
-    assert loss == pytest.approx(math.exp(10))
+    last = 0 * one.long() if loss == "atpo" else 1  # turn_ids, or what the token counts
+    function = at2po.atpo_loss if loss == "atpo" else training.grpo_loss
+    found, _ = function(0 * one, -200 * one, -one, one.bool(), last)
+    assert found == pytest.approx(math.exp(10))
+
+
+def test_the_loss_over_turns_by_hand():
+    """Two sequences of 4 and 2 tokens begin with one turn, of 2, which is clipped where it is praised; the
+    second has no other. Gradients are Eq 12's, of a turn's summed log-prob: s_k A_k / |y|."""
+    log_ratio = torch.tensor([[.4, -.1], [.4, 0]], dtype=torch.double, requires_grad=True)
+    advantages = torch.tensor([[2.0, -1.0], [-3.0, 5.0]])
+    tokens = torch.tensor([[2.0, 2.0], [2.0, 0.0]])
+    loss, stats = at2po.turn_loss(log_ratio, advantages, tokens, .1, .1)
+    up, down = math.exp(.2), math.exp(-.05)  # the ratios of means
+    assert float(loss.detach()) == pytest.approx((-2 * 1.1 * 2 / 4 + down * 2 / 4 + 3 * up) / 2)
+    expected = [[0, down / 4 / 2], [3 * up / 2 / 2, 0]]
+    assert torch.autograd.grad(loss, log_ratio)[0].tolist() == [pytest.approx(row) for row in expected]
+    assert (stats["tokens"], stats["clipped_tokens"]) == (6, 2)
+    assert stats["kl_sum"] == pytest.approx(-.7) and stats["ratio_max"] == pytest.approx(up)
+    assert stats["ratio_sum"] == pytest.approx(4 * up + 2 * down)
+
+
+def stop_gradient_form(new, old, advantages, mask, turn_ids, low, high, num_sequences):
+    """Eq 10-11 as they are printed, token by token: s_kt = sg[s_k] pi_t / sg[pi_t]."""
+    total = 0.0
+    for b in range(len(new)):
+        for k in range(int(turn_ids.max()) + 1):
+            here = mask[b] & (turn_ids[b] == k)
+            if not here.any():
+                continue
+            delta = (new[b] - old[b])[here]
+            s = (delta.mean().detach() + delta - delta.detach()).exp()
+            A = advantages[b, here]
+            objective = torch.minimum(s * A, s.clamp(1 - low, 1 + high) * A)
+            total = total - objective.sum() / mask[b].sum()
+    return total / num_sequences
+
+
+def test_the_loss_over_turns_is_the_printed_one_in_value_and_gradient():
+    """Of batches with empty turns, clipped on both sides, whole and in micro-batches; GSPO is one turn."""
+    g = torch.Generator().manual_seed(0)
+    clipped = set()
+    for n in range(60):
+        B, T, K = 1 + n % 5, 4 + n % 23, 1 + n % 6
+        turn_ids = torch.randint(-1, K, (B, T), generator=g)
+        turn_ids[0, -1] = 0
+        turn_ids = turn_ids.sort(1).values
+        if n % 4 == 0:
+            turn_ids = turn_ids.clamp(max=0)
+        mask = turn_ids >= 0
+        old = -torch.rand(B, T, generator=g, dtype=torch.double)
+        new = old + (.001, .01, .3)[n % 3] * torch.randn(B, T, generator=g, dtype=torch.double)
+        new.requires_grad_()
+        of_turn = torch.randn(B, K, generator=g, dtype=torch.double)
+        advantages = of_turn.gather(1, turn_ids.clamp(min=0))
+        inputs = (new, old, advantages, mask, turn_ids)
+        printed = stop_gradient_form(*inputs, .02, .027, B + 2)
+        parts = [at2po.atpo_loss(*(x[b:b + 1] for x in inputs), .02, .027, B + 2) for b in range(B)]
+        for loss in (at2po.atpo_loss(*inputs, .02, .027, B + 2)[0], sum(part for part, _ in parts)):
+            torch.testing.assert_close(loss, printed, rtol=0, atol=1e-12)
+            gradients = (torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, printed))
+            torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+        clipped |= {stats["clipped_tokens"] > 0 for _, stats in parts}
+    assert clipped == {True, False}
 
 
 def grpo_loss(new, old, advantages, mask, turn_ids=None):
@@ -409,7 +486,7 @@ def test_a_reference_is_a_number_per_token_and_a_rule_has_a_name():
     with pytest.raises(ValueError, match=r"ref_logprobs \(2, 1\)"):
         training.grpo_loss(new, old, advantages, MASK, 1, kl_coef=.1, ref_logprobs=old[:, :1])
     root = at2po.Node(children=[at2po.Node(Turn([1], [-.5], "", ""), done=True)])
-    with pytest.raises(ValueError, match="child_mean: child-weighted, child-mean or leaf-mean"):
+    with pytest.raises(ValueError, match="rule child_mean: child-weighted, child-softmax"):
         at2po.node_value(root, "child_mean")
 
 
@@ -480,8 +557,9 @@ def entropy_share(*shares):
 ])
 def test_update_spread(moved, turns, spread):
     moved, turns = torch.tensor(moved), torch.tensor(turns)
-    assert at2po.update_spread(moved, turns >= 0, turns) == pytest.approx(spread, rel=1e-5)
-    batch = SimpleNamespace(old_logprobs=torch.zeros(moved.shape), response_mask=turns >= 0, turn_ids=turns)
+    moved, tokens = training.turn_sums(moved, turns >= 0, turns)
+    assert at2po.update_spread(moved, tokens) == pytest.approx(spread, rel=1e-5)
+    batch = SimpleNamespace(old_turn_logprobs=torch.zeros(moved.shape), turn_tokens=tokens)
     assert at2po.spread_sums(moved, batch)["spread_sum"] == pytest.approx(spread * len(turns), rel=1e-5)
 
 
@@ -523,8 +601,8 @@ def test_the_prompts_own_example_passes_the_parser():
 
 
 @pytest.mark.parametrize("text, flags, reward", [
-    (ANSWER, {}, 1), (ANSWER.replace("Ada", "Bea"), {}, 0), (ANSWER.replace("<think>", ""), {}, 0),
-    (ANSWER.replace("<think>", ""), {"bad_format_reward": -1.0}, -1)])
+    (ANSWER, {}, 1), (ANSWER.replace("Ada", "Bea"), {}, 0), (ANSWER.replace("<think>", ""), {}, -1),
+    (ANSWER.replace("<think>", ""), {"bad_format_reward": 0.0}, 0)])
 def test_reward_is_exact_match_behind_the_format(text, flags, reward):
     question = at2po.data.Question("1", "?", ["Ada Holt", "A. Holt"])
     trajectory = Trajectory("1", [0], [turn(0, text)])

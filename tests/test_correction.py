@@ -81,11 +81,13 @@ def test_grpo_weighs_the_surrogate_and_not_the_kl_term():
     assert stats["clipped_tokens"] == plain["clipped_tokens"] > 0    # the clip decisions stay
 
 
-def test_atpo_weighs_each_token_of_eq_10():
+def test_atpo_weighs_each_turn_by_the_mean_over_its_tokens():
     batch = batch_of(RATIOS)
     new = moved(batch)
+    batch.old_turn_logprobs, _ = training.turn_sums(batch.old_logprobs, MASK, TURNS)
+    turn_logprobs, _ = training.turn_sums(new, MASK, TURNS)
     cfg = at2po.Config(sampler_correction="token", clip_low=.1, clip_high=.05)  # both bounds act
-    loss, _ = at2po.policy_loss(new, batch, cfg, 2, 6)
+    loss, _ = at2po.policy_loss(new, turn_logprobs, batch, cfg, 2, 6)
     w = sampler_ratios(batch)
     log_ratio = (new - batch.old_logprobs).detach()
     expected = 0
@@ -95,7 +97,7 @@ def test_atpo_weighs_each_token_of_eq_10():
             s = log_ratio[b, turn].mean().exp() * (new[b, t] - new[b, t].detach()).exp()
             A = batch.advantages[b, t]
             term = torch.minimum(s * A, s.clamp(.9, 1.05) * A)
-            expected = expected - w[b, t] * term / MASK[b].sum() / 2
+            expected = expected - w[b, turn].mean() * term / MASK[b].sum() / 2
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x, new, retain_graph=True)[0] for x in (loss, expected)))
 

@@ -24,7 +24,6 @@ from common.rollout import Trajectory, Turn, collate
 from common.world.tiny import tiny_model, tiny_tokenizer
 from kernels import weighted_ce
 from kernels.turn_logprob import turn_logprob, turn_sum
-from kernels.turn_loss import turn_loss
 from kernels.weighted_ce import weighted_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("the_device_is_there_for_what_compiles")
@@ -184,7 +183,6 @@ def test_a_mask_may_have_any_dtype(dtype):
     head = torch.randn(V, H, generator=generator)
     labels = torch.randint(V, (B, T), generator=generator)
     turn_ptr = torch.tensor([0, 100, int(mask.sum())])
-    gather = torch.where(mask, mask.flatten().cumsum(0).reshape(B, T) - 1, int(mask.sum()))
 
     def numbers(given):
         new = (old + .1 * noise).requires_grad_()
@@ -194,8 +192,6 @@ def test_a_mask_may_have_any_dtype(dtype):
             training.grpo_loss(new, old, advantages, given, weights, kl_coef=.1, ref_logprobs=ref)[0],
             *omne_r1.ppo_loss(new, old, advantages, new, rewards, given, .1, 5)[:2],
             mygo_mujica.mle_loss(new, given, 5), *omne_r1.gae(rewards, new, given, .9, .8)[0],
-            turn_loss(new[0, :2], old[0, :2], torch.where(mask, 1.5, 0.0), given, gather, turn_ptr, .1, .1),
-            torch.tensor(at2po.update_spread(new.detach() - old, given, turns)),
             weighted_cross_entropy(hidden, head, labels, given),
             turn_logprob(hidden, head, labels[mask], rows=given, turn_ptr=turn_ptr).turn_sums]
         gradient, = torch.autograd.grad(sum(loss.sum() for loss in losses), new)
@@ -383,34 +379,26 @@ def test_atpo_s_loss_through_the_kernels_turn_sums_equals_the_formula(monkeypatc
     assert len(batch.packed_ids) > 1 and len(batch.turn_ptr) - 1 == (10 if share else 18)
     rows = models._of_sampled(model, batch, .9, None)
     rows = rows.logprobs.detach() + .03 * torch.randn(len(batch.target), generator=g).to(DEVICE)
-    batch.old_logprobs, batch.old_turn_sums = models.by_token(rows, batch), turn_sum(rows, batch.turn_ptr)
+    batch.old_logprobs = models.by_token(rows, batch)
+    batch.old_turn_logprobs = models.with_zero(turn_sum(rows, batch.turn_ptr))[batch.turns]
     cfg = at2po.Config(clip_low=.005, clip_high=.007)
     losses, gradients = [], []
-    for fused in (True, False):
+    for over_turns in (True, False):
         model.zero_grad()
-        found = models._of_sampled(model, batch, .9, None)
-        loss, stats = at2po.policy_loss(
-            models.by_token(found.logprobs, batch), batch, cfg, 9, 0, found.turn_sums if fused else None)
+        logprobs, turn_logprobs = models.turn_logprobs(model, batch, .9)
+        if over_turns:
+            loss, stats = at2po.policy_loss(logprobs, turn_logprobs, batch, cfg, 9, 0)
+        else:
+            loss, stats = at2po.atpo_loss(
+                logprobs, batch.old_logprobs, batch.advantages, batch.response_mask, batch.turn_ids,
+                cfg.clip_low, cfg.clip_high, 9)
         loss.backward()
         losses.append(float(loss.detach()))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert 0 < stats["clipped_tokens"] < stats["tokens"] == batch.response_mask.sum()
+        assert 0 < stats["clipped_tokens"] < stats["tokens"] == batch.response_mask.sum()
+    assert batch.turn_tokens.sum() == stats["tokens"]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-6)
     assert off(*gradients) < (1e-4 if DEVICE == "cpu" else 2e-2) and float(gradients[1].norm()) > 0
-
-
-def test_the_loss_of_turn_sums_by_hand():
-    """Two sequences of 4 and 2 tokens share their first turn, of 2, which is clipped where it is praised. A
-    turn between them is empty."""
-    mask = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]]).bool()
-    gather = torch.tensor([[0, 1, 4, 2, 3], [0, 1, 4, 4, 4]])
-    advantages = torch.tensor([[2.0, 2.0, 0.0, -1.0, -1.0], [-3.0, -3.0, 0.0, 0.0, 0.0]])
-    new = torch.tensor([.4, 0, -.1], requires_grad=True)  # ratios exp(.2), none and exp(-.05)
-    loss = turn_loss(new, torch.zeros(3), advantages, mask, gather, torch.tensor([0, 2, 2, 4]), .1, .1)
-    up, down = math.exp(.2), math.exp(-.05)
-    assert float(loss.detach()) == pytest.approx((-2 * 1.1 * 2 / 4 + 3 * up * 2 / 2 + down * 2 / 4) / 2)
-    expected = [3 * up / 2 / 2, 0, down / 4 / 2]
-    assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx(expected)
 
 
 # ---- weighted cross entropy

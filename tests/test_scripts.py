@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import at2po
 import bi_rar
 import mygo_mujica
-from common import data, files, retriever, rollout, splits, training
+from common import data, files, retriever, rollout, splits
 from common import model as models
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
@@ -27,7 +27,6 @@ from common.of_at2po import baselines
 from common.run import program, what_is_saved
 from common.world import tiny
 from common.world.splits import world_split
-from kernels.turn_loss import turn_loss
 from tests.conftest import ROOT, Scripted, rows_of, sample
 
 TINY = (
@@ -142,25 +141,6 @@ def test_results_do_not_depend_on_batching(tmp_path, one_step, flags):
             assert (others[k] - v).norm() <= 1e-4 * v.norm() + 1e-7, k
 
 
-def test_a_step_whose_loss_is_of_turn_sums_is_the_same_step(tmp_path, monkeypatch, one_step):
-    """As on CUDA, with the kernels' plain PyTorch form."""
-    called = []
-
-    def turn_logprobs(model, batch, temperature=1.0, hidden=None):
-        found = models._of_sampled(model, batch, temperature, hidden)
-        return models.by_token(found.logprobs, batch), found.turn_sums
-
-    monkeypatch.setattr(models, "turn_logprobs", turn_logprobs)
-    monkeypatch.setattr(training, "turn_logprobs", turn_logprobs)
-    monkeypatch.setattr(at2po, "turn_loss", lambda *given: called.append(1) or turn_loss(*given))
-    run(tmp_path, "--steps", 1, "--name", "sums")
-    (formula,), (sums,) = (rows_of(tmp_path / f"at2po/{name}/metrics.jsonl") for name in ("a", "sums"))
-    assert len(called) == sums["train/updates"] > 0
-    for key, value in formula.items():
-        if isinstance(value, float):
-            assert sums[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
-
-
 def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
     real, calls = at2po.policy_loss, []
 
@@ -179,7 +159,7 @@ def test_an_update_that_is_not_finite_is_skipped(tmp_path, monkeypatch, capsys):
 
 
 def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monkeypatch):
-    real_rollout, real_logprobs = at2po.rollout_trees, models.token_logprobs
+    real_rollout, real_logprobs = at2po.rollout_trees, models.turn_logprobs
 
     def fired(name):
         run(tmp_path, "--steps", 1, "--name", name)
@@ -196,9 +176,12 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
     monkeypatch.setattr(at2po, "rollout_trees", then_weights_change)
     assert "drift" in fired("old")
     monkeypatch.setattr(at2po, "rollout_trees", real_rollout)
-    # as a router that draws would; it passed the check at load
-    monkeypatch.setattr(
-        models, "token_logprobs", lambda *a: real_logprobs(*a) + (0.05 if torch.is_grad_enabled() else 0))
+
+    def drawn(model, batch, temperature):  # as a router that draws would; it passed the check at load
+        logprobs, of_turns = real_logprobs(model, batch, temperature)
+        return logprobs + .05, of_turns + .05 * batch.turn_tokens
+
+    monkeypatch.setattr(models, "turn_logprobs", drawn)
     monkeypatch.setattr(models, "check_training_pass", lambda *_: None)
     assert fired("drawn") == {"first_ratio"}
 

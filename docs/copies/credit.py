@@ -1,5 +1,5 @@
 """Leaves of rewards 1, 0 below one turn and 0 beside it: mean 1/3, std sqrt(2)/3, values sqrt(2) and
--1/sqrt(2). The two leaves have entropies 0 and ln 3, so their parent has a quarter of the one and three
+-1/sqrt(2). The two leaves have entropies .1 and .3, so their parent has a quarter of the one and three
 of the other."""
 import math
 from types import SimpleNamespace as Made
@@ -14,7 +14,7 @@ def turn(parent, entropy, reward=None):
 
 root = Node()
 first = turn(root, .5)
-right, wrong = turn(first, 0.0, 1.0), turn(first, math.log(3), 0.0)
+right, wrong = turn(first, .1, 1.0), turn(first, .3, 0.0)
 other = turn(root, .5, 0.0)
 turn_credit(root, "child-weighted", "value", False)
 a, b = math.sqrt(2), -1 / math.sqrt(2)
