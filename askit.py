@@ -109,8 +109,8 @@ class Config(flags.Flags):
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 26250          # updates; 7 epochs x 60,000 rows / 16, with replacement | sec. 4.3.1
-    sqg_steps: int = 17500          # updates; 7 epochs x 40,000 rows / 16, likewise | sec. 4.3.1
+    qap_steps: int = 26250          # updates: 7 x 60,000 / 16, of rows of all questions | sec. 4.3.1
+    sqg_steps: int = 17500          # updates: 7 x 40,000 / 16, likewise | sec. 4.3.1
     question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code

@@ -59,7 +59,7 @@ class Config(flags.PassageFlags):
     # ---- tree (Algorithm 1)
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
-    expand: int = 6                 # N, turns sampled again per round | sec. 5.1
+    expand: int = 6                 # N, turns sampled again per round (the PDF's K) | sec. 5.1
     # which turns get a sibling: those of highest entropy, or random ones. A baseline's --loss sets it: none =
     # group_size chains (grpo, dapo, gspo), branches = chains that split (aepo) | Algorithm 1, Table 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
@@ -527,11 +527,11 @@ def update_spread(log_ratio, tokens):
     return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
 
 
-def spread_sums(turn_logprobs, batch):
-    """For the step's mean of Eq 13."""
-    log_ratio = turn_logprobs.detach() - batch.old_turn_logprobs
-    spread = update_spread(log_ratio, batch.turn_tokens)
-    return {"spread_sum": len(log_ratio) * spread, "sequences": len(log_ratio)}
+def spread_sums(logprobs, batch):
+    """For the step's mean of Eq 13, from tokens: a difference of sums is too coarse to be divided by."""
+    moved = logprobs.detach() - batch.old_logprobs
+    log_ratio, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
+    return {"spread_sum": len(moved) * update_spread(log_ratio, tokens), "sequences": len(moved)}
 
 
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
@@ -611,7 +611,7 @@ def train(run, policy, reference, split):
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0
-                    stats |= spread_sums(turn_logprobs, b)
+                    stats |= spread_sums(logprobs, b)
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update

@@ -107,7 +107,7 @@ class Config(flags.PassageFlags):
     mini_batch: int = 32            # attempts per update
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
-    grpo_lr: float = 1e-6           # GRPO's, constant; as in the other scripts
+    grpo_lr: float = 1e-6           # GRPO's and RAFT++'s, constant; as in the other scripts
     clip: float = .2                # GRPO: half width of the clip window
     kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
     token_budget: int = 0           # training ends when it has sampled so many tokens; 0 = no limit

@@ -288,7 +288,6 @@ class Batch:
     gather: torch.Tensor            # (B, T) index into R
     turn_ptr: torch.Tensor          # (D + 1,) where the rows of each distinct turn begin, and R
     turns: torch.Tensor             # (B, K) index into D
-    turn_tokens: torch.Tensor       # (B, K) fp32, how many were sampled in the turn
     old_logprobs: torch.Tensor | None = None       # (B, T) of the weights that sampled, by the trainer
     old_turn_logprobs: torch.Tensor | None = None  # (B, K) their sums over turns
     ref_logprobs: torch.Tensor | None = None       # (B, T) of the reference
@@ -421,7 +420,6 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     gather = torch.full((B, T), -1)
     K = max(len(t.turns) for t in trajectories)
     turns = torch.full((B, K), -1)
-    turn_tokens = torch.zeros(B, K)
     packs = []
     predecessor = []    # (pack, indices in the pack), of a turn
     target = []
@@ -456,7 +454,6 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
                 turn_ids[b, span] = k - 1
                 gather[b, span] = torch.arange(part.row, part.row + len(turn.ids))
                 turns[b, k - 1] = part.turn
-                turn_tokens[b, k - 1] = len(turn.ids)
                 if trajectory.advantages:
                     advantages[b, span] = trajectory.advantages[k - 1]
             position += len(ids)
@@ -469,7 +466,7 @@ def collate(trajectories, share_prefixes=True, pack_tokens=1024, pad_id=0):
     return Batch(
         list(trajectories), input_ids, response_mask, turn_ids, advantages, rollout_logprobs,
         packed_ids, positions, end, lengths, share_prefixes,
-        predecessor, torch.cat(target), gather, torch.tensor(turn_ptr), turns, turn_tokens)
+        predecessor, torch.cat(target), gather, torch.tensor(turn_ptr), turns)
 
 
 def _stack(packs, pad_id):

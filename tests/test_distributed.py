@@ -85,8 +85,8 @@ def learn(folder, lora, cases, lr=1e-3):
             batches = training.prepare(model, None, trajectories, cfg.micro_tokens)
             meter = training.Meter(batches)
             for b in batches:
-                logprobs = models.token_logprobs(model, b)
-                loss, stats = at2po.policy_loss(logprobs, b, cfg, len(trajectories), 1)
+                logprobs = models.turn_logprobs(model, b)
+                loss, stats = at2po.policy_loss(*logprobs, b, cfg, len(trajectories), 1)
                 loss = loss + sum(t.reward for t in b.trajectories)  # (0, or what spoils it alone)
                 (loss * b.weight).backward()
                 meter.add(loss, stats, b.weight)

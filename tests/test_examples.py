@@ -237,8 +237,8 @@ def test_the_world_as_an_environment_of_verifiers_is_scored_as_here(world):
     assert right.heard[0] is None and f'Page 1: "{title}"' in right.heard[1]
     assert played(answer).rewards == {"exact_match": 1.0}
     assert played(search, answer.replace(gold, "somebody")).rewards == {"exact_match": 0.0}
-    assert played(search, f"<think> {answer}").rewards == {"exact_match": 0.0}, "thoughts not paired"
-    assert played(search, f"{answer}</answer> <answer> \\boxed{{ {gold} }} ").rewards == {"exact_match": 0.0}
+    assert played(search, f"<think> {answer}").rewards == {"exact_match": -1.0}, "thoughts not paired"
+    assert played(search, f"{answer}</answer> <answer> \\boxed{{ {gold} }} ").rewards == {"exact_match": -1.0}
     endless = played(*[search] * 12)
     assert len(endless.heard) == at2po.Config().max_searches + 2 and at2po.LIMIT_MESSAGE in endless.heard[-1]
 

@@ -396,7 +396,6 @@ def test_atpo_s_loss_through_the_kernels_turn_sums_equals_the_formula(monkeypatc
         losses.append(float(loss.detach()))
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         assert 0 < stats["clipped_tokens"] < stats["tokens"] == batch.response_mask.sum()
-    assert batch.turn_tokens.sum() == stats["tokens"]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5, abs=1e-6)
     assert off(*gradients) < (1e-4 if DEVICE == "cpu" else 2e-2) and float(gradients[1].norm()) > 0
 

@@ -179,7 +179,8 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
 
     def drawn(model, batch, temperature):  # as a router that draws would; it passed the check at load
         logprobs, of_turns = real_logprobs(model, batch, temperature)
-        return logprobs + .05, of_turns + .05 * batch.turn_tokens
+        tokens = (batch.turn_ids[:, :, None] == torch.arange(of_turns.shape[1])).sum(1)
+        return logprobs + .05, of_turns + .05 * tokens
 
     monkeypatch.setattr(models, "turn_logprobs", drawn)
     monkeypatch.setattr(models, "check_training_pass", lambda *_: None)

@@ -2,12 +2,12 @@
 Figure 8's control. GSPO's loss is AT2PO's with one turn per sequence; the others have GRPO's
 (common/training.py).
 
-AEPO (Dong et al. 2025) is from its authors' code: 8 chains begin (their script has enable_dynamic_rollouts
-off). Advantages by entropy are there, but their script computes no entropy, so they were off. The entropy is,
-in their code, of the weights of the update, standardised in a micro-batch; here of those that sampled, in the
-update. A turn's uncertainty is, in their code, that of its first 20 tokens' ten likeliest, compared with what
-its slot first held; here of the sampled ones, compared with its chain's own first turn. A search too many
-ends the chain in their code.
+AEPO (Dong et al. 2025) is from its authors' code, with App. B.4's numbers: 8 chains begin (their script has
+enable_dynamic_rollouts off). Advantages by entropy are there, but their script computes no entropy, so they
+were off. The entropy is, in their code, of the weights of the update, standardised in a micro-batch; here of
+those that sampled, in the update. A turn's uncertainty is, in their code, that of its first 20 tokens' ten
+likeliest, compared with what its slot first held; here of the sampled ones, compared with its chain's own
+first turn. A search too many ends the chain in their code.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
     "grpo": Baseline(dict(expansion="none", clip_low=0.2, clip_high=0.2, kl_coef=1e-3)),
     "dapo": Baseline(dict(expansion="none", clip_low=0.2, clip_high=0.28), token_mean=True),
     "gspo": Baseline(dict(expansion="none", clip_low=3e-4, clip_high=4e-4)),
-    # authors' code; App. B.4 has lost its numbers
+    # App. B.4's beam_size 2: a chain goes on twice
     "aepo": Baseline(dict(expansion="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
                      token_mean=True, dual_clip=3.0, soft_clip=True),
 }
@@ -134,8 +134,7 @@ DRAWN = 3  # questions sampled for each that is learned from
 
 def overlong_penalty(length, limit):
     """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
-    App. B.4 has lost the buffer's size; 2,000 are in a part of the authors' scripts that is off, and a
-    seventh of the limit in the embedded world.
+    The buffer has 2,000 tokens (App. B.4), and a seventh of the limit in the embedded world.
 
     >>> [overlong_penalty(n, 700) for n in (500, 650, 700)], overlong_penalty(5192, 6192)
     ([0.0, -0.5, -1.0], -0.5)
@@ -170,8 +169,9 @@ def chosen_to_learn(loss, roots, most):
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
 
-BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)  # authors' code
-ENTROPY_WEIGHT = .2  # authors' code
+# App. B.4: branch_probability .5, entropy_weight .2; penalty: authors' code
+BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)
+ENTROPY_WEIGHT = .2  # in the advantages | authors' code
 
 
 async def grow_aepo(next_turn, root, cfg, seed, tokenizer):
