@@ -97,6 +97,12 @@ class Agent:
     def within_limit(self, policy, sets, cfg):
         """The splits (None stays None) with the questions whose prompts fit into --max-prompt; an overlong
         one is an error, or left out with --skip-bad."""
+        longest = cfg.max_prompt + getattr(cfg, "max_response", 0)
+        most = math.inf if policy.model is None else models.positions(policy.model.config)
+        if longest > most:
+            raise models.ModelError(f"--max-prompt and --max-response make sequences of {longest:,} tokens; "
+                                    f"the model's positions end at {most:,}: lower one of them")
+
         def fits(q):
             return len(self.prompt(policy.tokenizer, q, cfg)) <= cfg.max_prompt
 

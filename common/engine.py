@@ -29,6 +29,7 @@ import torch
 from transformers import AttentionInterface
 
 from common import distributed
+from common.checkpoint import ModelError
 from common.model import (
     attending,
     computes_in_bf16,
@@ -37,6 +38,7 @@ from common.model import (
     head_dim,
     head_rows,
     key_heads,
+    positions,
 )
 from common.rollout import PLACE
 from kernels.turn_logprob import matmul_fp32, matmul_of_bf16
@@ -183,6 +185,7 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.device = model.device
         self.max_batch = max_batch
+        self.max_length = positions(model.config)
         self.cache_bytes = cache_gb * 2**30
         self.eos = end_of_sequence(model, tokenizer)
         own_dtype = model.get_input_embeddings().weight.dtype
@@ -241,7 +244,12 @@ class TransformersEngine:
         return bool(self.waiting or self.active)
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
-        """temperature 0 is greedy."""
+        """Samples until a stop string, the end of sequence, max_tokens or the model's last position (both
+        "length"). temperature 0 is greedy. ModelError where the prompt leaves no position to sample."""
+        if len(prompt_ids) >= self.max_length:
+            raise ModelError(f"a prompt of {len(prompt_ids)} tokens; the model's positions end at "
+                             f"{self.max_length}: shorten prompts or observations")
+        max_tokens = min(max_tokens, self.max_length - len(prompt_ids))
         self.asked = self.asked or (list(prompt_ids), tuple(stop))
         future = asyncio.get_running_loop().create_future()
         random = np.random.Generator(np.random.Philox(seed))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch.nn.utils.rnn import pad_sequence
 
 from common import cache, chat, checkpoint, distributed, files, rollout
@@ -40,12 +40,55 @@ def load_error(name, error):
                       f"another kind ({type(error).__name__}: {message[:200]})")
 
 
+def whole(cls, name, may_lack=lambda key: False, may_have=lambda key: False, **how):
+    """cls.from_pretrained(name): a model all of whose weights are the folder's. transformers draws those that
+    a folder lacks at random, and leaves out those that the model has no place for: both are ModelErrors, but
+    for keys of which may_lack or may_have is true."""
+    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    if getattr(config, "quantization_config", None):
+        raise ModelError(f"{name}: its weights are quantised, so neither exact nor trainable here: take the "
+                         "model that they were made of")
+    model, found = cls.from_pretrained(
+        name,
+        output_loading_info=True,
+        trust_remote_code=False,   # no code of strangers,
+        use_safetensors=True,      # and no pickle
+        **how,
+    )
+    lacking = [key for key in found["missing_keys"] if not may_lack(key)]
+    refuse_other_keys(name, lacking, [key for key in found["unexpected_keys"] if not may_have(key)])
+    return model
+
+
+def refuse_other_keys(name, lacking, more):
+    for keys, what in ((lacking, "lacks"), (more, "has weights that its model does not:")):
+        if keys:
+            few = ", ".join(sorted(keys)[:3])
+            raise ModelError(f"{name} {what} {few} ({len(keys)} in all). Was it saved through a wrapper "
+                             "(torch.compile, DDP, an adapter), or in part?")
+
+
+def with_adapters(name, **how):
+    """The model of a folder of adapters, on its base."""
+    import peft
+    base = find_model(peft.PeftConfig.from_pretrained(name).base_model_name_or_path)
+    model = whole(transformers.AutoModelForCausalLM, base, **how)
+    model = peft.PeftModelForCausalLM.from_pretrained(model, name, is_trainable=True)
+    needed = set(peft.get_peft_model_state_dict(model))
+    with safe_open(str(Path(name) / "adapter_model.safetensors"), "pt") as file:
+        found = set(file.keys())
+    refuse_other_keys(name, needed - found, found - needed)
+    return model
+
+
 def load_tokenizer(name):
     name = find_model(name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exceptions for damaged files
         raise load_error(name, error) from error
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):  # transformers makes an empty one
+        raise ModelError(f"{name}: a model without a tokenizer: copy its tokenizer files there")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -70,15 +113,12 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     how = {
         "dtype": torch.bfloat16 if in_bf16 and (lora or frozen) else torch.float32,
         "attn_implementation": "sdpa",
-        "trust_remote_code": False,   # no code of strangers,
-        "use_safetensors": True,      # and no pickle
     }
     try:
         if (Path(name) / "adapter_config.json").exists():
-            from peft import AutoPeftModelForCausalLM
-            model = AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **how)
+            model = with_adapters(name, **how)
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(name, **how)
+            model = whole(transformers.AutoModelForCausalLM, name, **how)
         if lora and not hasattr(model, "peft_config"):
             from peft import LoraConfig, get_peft_model
             model = get_peft_model(model, LoraConfig(
@@ -159,11 +199,16 @@ def computing(model):
     return nullcontext()
 
 
+def positions(config):
+    """Tokens of the longest sequence that a model was made for; infinite where it does not say."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+
 def attends_to_all(config):
     """Whether every layer is known to attend to all that stands before a token: without linear attention,
     and without a window that is shorter than the longest sequence."""
+    longest = positions(config)
     config = config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None) or math.inf
     window = getattr(config, "sliding_window", None) or math.inf
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"]) - {"full_attention"}
     return not kinds or kinds == {"sliding_attention"} and window >= longest

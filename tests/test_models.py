@@ -1,8 +1,11 @@
 """What a model is when it has been loaded: without dropout, with its own numbers, or refused; adapters as
 they are handed to vLLM; rows of the head that are no tokens; ends of a turn."""
 
+import asyncio
 import copy
 import functools
+import json
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch._dynamo.utils import counters
 
 import at2po
 import mygo_mujica
-from common import chat, model, rollout, run, training
+from common import chat, data, model, rollout, run, training
 from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
 from common.gpu.vllm_engine import own_parameters, policy_weights
@@ -61,6 +64,88 @@ def test_loaded_weights_lie_where_pytorch_puts_its_own(more, tmp_path):
     save_file(load_file(file), file, metadata={"format": "pt", "more": "x" * 8 * more})
     loaded = model.load_model(folder, device="cpu", precision="fp32")
     assert {p.data_ptr() % 64 for p in loaded.parameters()} == {0}
+
+
+# ---- a folder's weights are all there, and the model's
+
+def renamed(old, new):
+    return lambda weights: {key.replace(old, new, 1): w for key, w in weights.items()}
+
+
+def without(part):
+    return lambda weights: {key: w for key, w in weights.items() if part not in key}
+
+
+@pytest.mark.parametrize("change, config, words", [
+    (lambda w: {f"_orig_mod.{k}": v for k, v in w.items()}, {}, "lacks .*embed_tokens.weight.* of a wrapper"),
+    (renamed("model.", "language_model.model."), {}, "lacks .*embed_tokens"),
+    (without("layers.1."), {}, r"lacks model.layers.1.* in all"),
+    (without("model.norm"), {}, r"lacks model.norm.weight \(1 in all\)"),
+    (without("lm_head"), {}, r"lacks lm_head.weight \(1 in all\)"),
+    (dict, {"num_hidden_layers": 1}, "has weights that its model does not: model.layers.1"),
+    (dict, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "are quantised"),
+    (without("lm_head"), {"tie_word_embeddings": True}, ""),  # a tied head is nowhere
+])
+def test_a_folder_that_lacks_weights_or_has_others_is_refused(change, config, words, tmp_path):
+    folder = saved(tmp_path, "qwen3", tie_word_embeddings=False)
+    file, settings = tmp_path / "model.safetensors", tmp_path / "config.json"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    given = json.loads(settings.read_text()) | config
+    if "num_hidden_layers" in config:
+        given["layer_types"] = given["layer_types"][:1]
+    settings.write_text(json.dumps(given))
+    if not words:
+        model.load_model(folder)
+        return
+    for load in (model.load_model, lambda name: model.load_reference(mock.Mock(in_bf16=False), name, 0)):
+        with pytest.raises(ModelError, match=words.replace("of a wrapper", "through a wrapper")):
+            load(folder)
+
+
+@pytest.mark.parametrize("old, new", [("base_model.model.", ""), ("model.layers.1", "model.layers.7")])
+def test_adapters_that_do_not_fit_their_base_are_refused(old, new, tmp_path):
+    base = saved(tmp_path / "base", "qwen3")
+    model.load_model(base, lora=2).save_pretrained(tmp_path / "adapters")
+    tokenizer().save_pretrained(tmp_path / "adapters")
+    model.load_policy(tmp_path / "adapters")
+    file = tmp_path / "adapters/adapter_model.safetensors"
+    save_file({key.replace(old, new): w for key, w in load_file(file).items()}, file)
+    for load in (model.load_policy, lambda name: model.folded(name, tmp_path / "folded")):
+        with pytest.raises(ModelError, match="adapters lacks base_model.model"):
+            load(str(tmp_path / "adapters"))
+    weights = load_file(tmp_path / "base/model.safetensors")
+    save_file(without("model.norm")(weights), tmp_path / "base/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="base lacks model.norm.weight"):  # the base's own
+        model.load_policy(tmp_path / "adapters")
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    folder = saved(tmp_path, "qwen3")
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="a model without a tokenizer"):
+        model.load_policy(folder)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])  # turned, and learned, positions
+def test_a_sequence_ends_at_the_model_s_last_position(kind, tmp_path):
+    sizes = dict(num_key_value_heads=4) if kind == "gpt2" else {}
+    policy = policy_of(saved(tmp_path, kind, max_position_embeddings=40, **sizes))
+    engine, most = policy.engine, model.positions(policy.model.config)
+    engine.sync(policy.model)
+
+    async def sample(prompt_ids):
+        return await engine.generate(prompt_ids, max_tokens=100, temperature=1.0, seed=0)
+
+    engine.eos = set()
+    ids = model.probe_ids(policy.tokenizer, 10, 0)
+    found, = rollout.run_agents([sample(ids)], engine, rollout.BatchedSearch(None), rollout.no_progress)
+    assert (len(ids) + len(found.token_ids), found.stop_reason) == (most, "length")
+    with pytest.raises(ModelError, match=f"a prompt of {most} tokens; the model's positions end at {most}"):
+        asyncio.run(sample(ids * (most // 10)))
+    split = data.Split("test", [], None)
+    with pytest.raises(ModelError, match=f"8,192 tokens; the model's positions end at {most}"):
+        at2po.AGENT.within_limit(policy, [split], at2po.Config())
 
 
 # ---- one check in place of a list of architectures

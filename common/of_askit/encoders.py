@@ -37,9 +37,13 @@ def load(source, kind, layers=0):
         return model.eval(), tokenizer
     folder = models.find_model(source)
     few = {"num_hidden_layers": layers} if layers else {}
+
+    def of_a_head(key):  # (the question's T5 has none)
+        return kind != "question" and ("pooler" in key or kind != "encoder" and not key.startswith("bert."))
+
     try:
-        model = ENCODERS[kind].from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True, **few)
+        # a folder of another head, or of more layers, has more
+        model = models.whole(ENCODERS[kind], folder, of_a_head, lambda key: True, dtype=torch.float32, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
     model = models.unmapped(model.to(models.default_device()))

@@ -173,7 +173,7 @@ def tiny_model(tokenizer, width=128, seed=0):
     pairs = min(6, width // 8)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=dim, max_position_embeddings=2048,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=dim, max_position_embeddings=8192,
         tie_word_embeddings=True, attention_bias=True, initializer_range=.04,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
