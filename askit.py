@@ -913,7 +913,7 @@ def run_stage(run, cases, evals):
     # learner: what is trained, an Encoder, a Policy or a T5; evaluated: the same, or the Policy with that T5.
     # This also fills the cases' tokens and vectors
     learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
-    with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate):
+    with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate, learned=cases):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
         rows, held_out_rows = train_cases, held_out

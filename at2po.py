@@ -658,7 +658,7 @@ def main(argv=None):
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
-    with run.stage(title, policy, evals, evaluate):
+    with run.stage(title, policy, evals, evaluate, learned=split):
         if cfg.eval_only:
             return trees.show_results(run.folder.path, AVERAGES, run.evaluate())
         reference = None

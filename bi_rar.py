@@ -618,7 +618,7 @@ def run_stage(run, source, since, initial_source, split, evals):
     if not trains:
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
-    with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate):
+    with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate, learned=split):
         if trains:
             train(run, policy, initial, scorer, split)
         final = partial(evaluate, scorer=scorer)  # measures distances, too

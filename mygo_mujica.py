@@ -773,7 +773,8 @@ def run_stage(run, env, stage, split, evals):
         place = Place(**vars(split), env=env, few_shot=stage == "warm-up")
         [place] = agent_in(place).within_limit(policy, [place], cfg)
 
-    with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate):
+    learned = place if trains else None
+    with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate, learned=learned):
         # a warm-up saves at its end alone: one that has a checkpoint is over
         if stage == "warm-up" and not run.folder.start:
             warm_up(run, policy, place)

@@ -850,7 +850,8 @@ def run_stage(run, kind, split, evals):
     policy = run.policy(folder.start or source, trains, references, lora=lora)
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # --max-prompt
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
-    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate):
+    learned = split if trains else None
+    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate, learned=learned):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from common import distributed
-from common.files import UserError, read_json, say
+from common.files import REMEDY, UserError, read_json, say
 
 
 class ModelError(UserError):
@@ -48,7 +48,7 @@ def save(folder, model, tokenizer, optimizer, state):
     try:
         new.mkdir(parents=True, exist_ok=True)
         file = new / f"optimizer{part}.safetensors"
-        save_file(moments, str(file))
+        save_file(moments, str(file), {"step": str(state["step"])})
         _to_disk(file)
         distributed.once(_write, new, model, weights, tokenizer, state)
         distributed.once(_put, new, Path(folder))
@@ -107,19 +107,35 @@ def find(folder):
 
 
 def load_training_state(folder, model, optimizer):
-    """Fills the optimizer from a checkpoint and returns its trainer.json."""
+    """Fills the optimizer from a checkpoint and returns its trainer.json. ModelError where they are of
+    different steps, or one is gone or damaged."""
+    state = read_json(Path(folder) / "trainer.json", dict)
+    files = sorted(Path(folder).glob("optimizer*.safetensors"))
+    if "step" not in state or not files:
+        raise ModelError(f"--resume: {folder} has no optimizer's moments, or trainer.json no step: {REMEDY}")
+    try:
+        for file in files:
+            _fill(file, state["step"], model, optimizer)
+    except (SafetensorError, KeyError) as error:
+        raise ModelError(f"--resume: {file} is damaged, or of another model ({error}): {REMEDY}") from error
+    return state
+
+
+def _fill(file, step, model, optimizer):
+    """The optimizer's moments, from a file."""
     parameters = dict(model.named_parameters())
-    for file in sorted(Path(folder).glob("optimizer*.safetensors")):
-        with safe_open(str(file), "pt") as saved:
-            for key in saved.keys():
-                name, _, what = key.rpartition("/")
-                p = parameters[name]
-                value = saved.get_tensor(key).clone()  # (what is mapped cannot be deleted over NFS)
-                if what == "step":
-                    value = value if isinstance(optimizer, torch.optim.AdamW) else int(value)
-                elif value.shape == p.shape:
-                    value = distributed.cut_like(value.to(p.device), p)
-                else:
-                    value = value.to(p.device)
-                optimizer.state[p][what] = value
-    return read_json(Path(folder) / "trainer.json", dict)
+    with safe_open(str(file), "pt") as saved:
+        of_step = (saved.metadata() or {}).get("step", str(step))  # (older checkpoints do not tell)
+        if of_step != str(step):
+            raise ModelError(f"--resume: {file} is of step {of_step}, trainer.json of step {step}: {REMEDY}")
+        for key in saved.keys():
+            name, _, what = key.rpartition("/")
+            p = parameters[name]
+            value = saved.get_tensor(key).clone()  # (what is mapped cannot be deleted over NFS)
+            if what == "step":
+                value = value if isinstance(optimizer, torch.optim.AdamW) else int(value)
+            elif value.shape == p.shape:
+                value = distributed.cut_like(value.to(p.device), p)
+            else:
+                value = value.to(p.device)
+            optimizer.state[p][what] = value

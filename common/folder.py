@@ -14,7 +14,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from common import checkpoint, distributed
+from common import cache, checkpoint, distributed, passages
 from common.files import (
     REMEDY,
     RunError,
@@ -66,6 +66,13 @@ class RunFolder:
             if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
                 begun_with = self.saved.get(key)
                 raise RunError(f"--resume: this run was started with {key} = {begun_with!r}, not {value!r}")
+
+    def refuse_other_inputs(self, inputs):
+        """inputs: {"train" or set: what known_as says of it}."""
+        for name, begun_with in self.saved.get("inputs", {}).items():
+            if name in inputs and inputs[name] != begun_with:
+                raise RunError(f"--resume: {self.path} was begun with other questions or another corpus in "
+                               f"{name}: give those again, or begin another run (--name)")
 
     def _keep_others_out(self):
         self.path.mkdir(parents=True, exist_ok=True)
@@ -136,6 +143,16 @@ class RunFolder:
         for file in self.path.glob("eval_*.json"):
             if not re.search(r"_(before|step\d+)\.json$", file.name):
                 file.unlink(missing_ok=True)
+
+
+def known_as(split):
+    """Letters that stand for the questions of a split, or of askit's cases, and for the corpus searched."""
+    questions = getattr(split, "questions", None)
+    if questions is None:
+        questions = [case.question for case in getattr(split, "cases", split)]
+    corpus = getattr(getattr(split, "retriever", None), "corpus", None)
+    told = [[q.id, q.question, q.answers] for q in questions]
+    return cache.key([*told, "" if corpus is None else passages.identity(corpus)])
 
 
 def begun(folder):

@@ -46,7 +46,7 @@ from common.files import (
     warn,
 )
 from common.flags import PolicyFlags
-from common.folder import open_folder, opened
+from common.folder import known_as, open_folder, opened
 from common.metrics import mean_em
 
 # ---------------------------------------------------------------- tracker
@@ -127,12 +127,12 @@ class Run:
             policy.engine.sleep()
 
     @contextmanager
-    def stage(self, title, policy=None, evals=(), evaluate=None):
+    def stage(self, title, policy=None, evals=(), evaluate=None, learned=None):
         """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
         till then how far it is.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
-        for each split of evals."""
+        for each split of evals. learned: the split that is trained on; --resume refuses another one."""
         self.evaluated = policy, evals, evaluate
         folder = self.folder
         if opened[:1] == [folder]:
@@ -142,7 +142,11 @@ class Run:
         for key in ("threads", "date"):  # of which sums and prompts depend
             if begun[key] != here[key]:
                 warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
-        folder.create(**begun, changed=changed(self.cfg))
+        inputs = {split.name: known_as(split) for split in evals}
+        if learned:
+            inputs["train"] = known_as(learned)
+        folder.refuse_other_inputs(inputs)
+        folder.create(**begun, changed=changed(self.cfg), inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")

@@ -21,6 +21,8 @@ from common.world import tiny
 from tests.conftest import forked, rows_of
 
 TOKENIZER = tiny.tiny_tokenizer(["a", "b"], [])
+QUESTION = data.Question("1", "Who?", ["Ada"])
+INPUTS = {"evaluated": [QUESTION], "learned": [QUESTION], "corpus": []}
 
 
 def evaluate(policy, split, cfg, progress):
@@ -41,7 +43,9 @@ def ten_lines(argv):
     policy = rollout.Policy(model, TOKENIZER, SimpleNamespace(sleep=lambda: None))
     optimizer, spent = training.make_optimizer(model, cfg.lr), {"tokens": 0}
     budget = cfg.token_budget if isinstance(cfg.token_budget, int) else 1e9
-    with run.stage("ten lines", policy, [data.Split("test", [], None)], evaluate):
+    evaluated = data.Split("test", INPUTS["evaluated"], SimpleNamespace(corpus=INPUTS["corpus"]))
+    learned = data.Split("train", INPUTS["learned"], None)
+    with run.stage("ten lines", policy, [evaluated], evaluate, learned=learned):
         if not run.folder.start:
             run.evaluate("_before")
         for step, row in run.steps(policy, optimizer, cfg.steps, state=spent,
@@ -175,3 +179,27 @@ def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_st
     before = contents(one_step)
     refuse(message, tmp_path, "--steps", 2, "--resume")
     assert before == contents(one_step)
+
+
+OTHER = data.Question("1", "Who?", ["Bea"])
+
+
+@pytest.mark.parametrize("place, value, where", [
+    ("evaluated", [OTHER], "test"), ("evaluated", [QUESTION] * 2, "test"), ("learned", [], "train"),
+    ("corpus", [{"id": "7", "title": "Oslo", "text": "A town."}], "test")])
+def test_a_resumed_run_refuses_other_questions_or_another_corpus(tmp_path, one_step, place, value, where,
+                                                                 monkeypatch):
+    monkeypatch.setitem(INPUTS, place, value)
+    with pytest.raises(SystemExit, match=f"other questions or another corpus in {where}: give those again"):
+        begin(tmp_path, "--steps", 3, "--resume")
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda folder: (folder / "optimizer.safetensors").unlink(), "has no optimizer's moments"),
+    (lambda folder: change(folder, "trainer.json", "{}"), "or trainer.json no step"),
+    (lambda folder: change(folder, "trainer.json", '{"step": 2}'), "is of step 1, trainer.json of step 2"),
+    (lambda folder: change(folder, "optimizer.safetensors", "cut"), "is damaged, or of another model")])
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, one_step, damage, words):
+    damage(one_step / "checkpoint")
+    with pytest.raises(SystemExit, match=words):
+        begin(tmp_path, "--steps", 3, "--resume")
