@@ -224,10 +224,12 @@ async def play(player, question, name):
         if calls_a_tool:
             turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
+        has_room = cfg.max_context - len(context_ids(player.prompt_ids, turns)) >= cfg.max_turn
+        if not has_room:  # for a full turn: nobody reads the reply, so it is dropped
+            turn.observation, turn.observation_ids = "", []
         if player.watch:  # --ask shows it
             player.watch(turn)
-        room = cfg.max_context - len(context_ids(player.prompt_ids, turns))
-        if not calls_a_tool or room < cfg.max_turn:  # without room for a full turn the reply stays unread
+        if not calls_a_tool or not has_room:
             info = result_of(turns, question, cfg)  # em is also the reward, until train sets its own
             return Trajectory(question.id, player.prompt_ids, turns, reward=info.em, info=info)
 

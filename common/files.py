@@ -127,7 +127,7 @@ def read_json(path, kind):
     """The value of a JSON file, a `kind` (dict or list); RunError names a missing or damaged one."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({type(error).__name__}): {REMEDY}") from error
     if not isinstance(value, kind):
         raise RunError(f"{path} holds no {kind.__name__}: {REMEDY}")
@@ -155,7 +155,7 @@ def read_jsonl(path):
         try:
             if line:
                 rows.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
                 raise RunError(f"{path}: line {number} is not valid JSON: {REMEDY}") from error
     return rows

@@ -142,8 +142,9 @@ def one_line(text):
 
 
 def harmless_lines(text):
-    """Text of another server: without tags, odd signs and empty lines; its own lines stay."""
-    lines = [one_line(line) for line in text.split("\n")]
+    """Text of another server: without tags, odd signs and empty lines; its own lines stay, of at most as many
+    letters as ours."""
+    lines = [one_line(line) for line in text[:MAX_WORDS * LETTERS].split("\n")]
     return _joined([line for line in lines if line])
 
 
@@ -173,7 +174,7 @@ def render_node(info, question="", max_edges=MAX_EDGES, max_words=MAX_WORDS):
     max_edges edges, and as many as max_words leave room for; how many are left out is said."""
     lines = [f"Entity: {cut(one_line(info['name']), max_words // 4)}"]
     if info["kind"]:
-        lines.append(f"Type: {one_line(info['kind'])}")
+        lines.append(f"Type: {cut(one_line(info['kind']), max_words // 4)}")
     description = cut(one_line(info["description"]), max_words // 2)
     lines.append(f"Description: {description or 'none'}")
     edges = by_shared_words([_edge(edge) for edge in info["edges"]], question)
@@ -218,7 +219,7 @@ def _words(text):
 
 def render_unknown(name, nearest):
     """nearest: KnowledgeGraph.match's entities for the name."""
-    names = [f"'{one_line(entity['name'])}'" for entity in nearest[:NEAREST]]
+    names = [f"'{cut(one_line(entity['name']), 40)}'" for entity in nearest[:NEAREST]]
     return _joined([f"There is no entity named '{cut(one_line(name), 40)}' in this graph. The nearest names: "
                     f"{', '.join(names)}. Use a name exactly as it is written there."])
 

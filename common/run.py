@@ -229,23 +229,27 @@ class Run:
             sample = row.pop("sample", None)
             if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
                 sample["prompt"] = learner.tokenizer.decode(sample["prompt_ids"])
-            console.print(f"{label}{step_line(step, total, row, metrics)}", markup=False)
-            row |= guards.watch(row, earlier, warn, metrics, guard, coarsest_precision(cfg))
-            if sample and step % SHOW_EVERY == 0:
-                record.explain_best_and_worst(sample)
+            line = f"{label}{step_line(step, total, row, metrics)}"
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
             if due and self.evaluated[1]:
                 row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
+            warnings = []
+            row |= guards.watch(row, earlier, warnings.append, metrics, guard, coarsest_precision(cfg))
             if sample:
                 folder.append("samples.jsonl", [sample])
             folder.log(row)
             earlier.append(row)
-            if distributed.rank() == 0 and (due or time.time() > page_at):
-                page_at = time.time() + PAGE_EVERY
-                page_so_far(folder, f"step {step} of {total}")
             if save_every and step % save_every == 0:
                 self.save(learner, optimizer, step, state)
                 saved = step
+            console.print(line, markup=False)  # saved first: what is announced is not lost
+            for warning in warnings:
+                warn(warning)
+            if sample and step % SHOW_EVERY == 0:
+                record.explain_best_and_worst(sample)
+            if distributed.rank() == 0 and (due or time.time() > page_at):
+                page_at = time.time() + PAGE_EVERY
+                page_so_far(folder, f"step {step} of {total}")
         if step < total:
             say(f"training ends after step {step} of at most {total}: its budget of sampled tokens is spent")
         if step > saved:

@@ -436,6 +436,17 @@ def test_nothing_in_a_graph_can_end_the_text_open_a_tag_or_begin_a_line(forged):
     assert texts[0].count("\nEdges: 1\n") == 1 and texts[1].count("Found 2 entities") == 1
 
 
+def test_what_a_tool_says_is_bounded_whatever_a_graph_or_a_service_holds():
+    graph = kg.graph_of_triples([("hub " * 30_000, "r", "x")])
+    for node in graph:
+        graph.nodes[node].update(kind="k" * 10**6)
+    made = kg.KnowledgeGraph(graph)
+    nearest = made.match(["hub"])[0]
+    most = 1.5 * kg.MAX_WORDS * kg.LETTERS
+    for text in (render("x", made), kg.render_unknown("hub", nearest), kg.harmless_lines("word " * 10**6)):
+        assert 0 < len(text) <= most
+
+
 def test_an_unknown_name_gets_the_three_nearest_and_comparisons_keep_their_sign():
     assert kg.one_line("a < b, 3 <4, <= 5") == "a < b, 3 <4, <= 5"
     graph = kg.KnowledgeGraph.from_triples(TRIPLES)

@@ -465,6 +465,8 @@ def test_an_answer_no_action_the_seventh_turn_or_too_little_room_is_the_end(
         tokenizer, tools, texts, flags, turns, answer):
     done, _ = play(tokenizer, texts, tools, asked(), **flags)
     assert (len(done.turns), done.info.answer) == (turns, answer)
+    last = done.turns[-1]
+    assert not last.observation and not last.observation_ids  # what nobody reads is not trained on
     assert done.info.problem == ("" if answer else "no answer")
 
 
