@@ -354,7 +354,8 @@ async def materials_for(team, question, sub_question, entity):
         return [harmless(", ".join(fact), cfg.max_words) for fact in facts], facts
     if place.env == "kimi":
         if question.id not in place.own:
-            place.own[question.id] = make_retriever(cfg.retriever, data.pool_contexts([question]))
+            own = data.pool_contexts([question])
+            place.own[question.id] = make_retriever(cfg.retriever, own, few=True)
         passages = place.own[question.id].search([sub_question], cfg.top_k)[0]
     else:
         passages = await team.search(sub_question, cfg.top_k)

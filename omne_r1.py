@@ -850,7 +850,10 @@ def run_stage(run, kind, split, evals):
     references = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
     policy = run.policy(folder.start or source, trains, references, lora=lora)
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # --max-prompt
+    agent = AGENT
+    if kind == "direct":
+        agent = DIRECT  # whose prompt has no tools
+    split, *evals = agent.within_limit(policy, [split, *evals], cfg)  # --max-prompt
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
     learned = split if trains else None
     with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate, learned=learned):

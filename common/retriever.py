@@ -173,8 +173,9 @@ class BM25OnDisk:
         return [found_in(self.corpus[row], score) for row, (score, _) in zip(rows, hits, strict=True)]
 
 
-def make_retriever(spec, corpus):
-    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none."""
+def make_retriever(spec, corpus, few=False):
+    """The retriever that `--retriever spec` names. corpus: rows of load_corpus; a server needs none. few:
+    they are a question's own passages, for which no index is made."""
     if spec.startswith(("http://", "https://")):
         from common.serve.search_client import HTTPRetriever
         return HTTPRetriever(spec)
@@ -184,8 +185,8 @@ def make_retriever(spec, corpus):
         return BM25Retriever(corpus) if isinstance(corpus, list) else BM25OnDisk(corpus)
     if spec.startswith("dense:"):
         model, _, index = spec.removeprefix("dense:").partition("@")
-        from common.vectors.dense import DenseRetriever
-        return DenseRetriever(corpus, model, index)
+        from common.vectors import dense
+        return dense.Nearest(corpus, model) if few else dense.DenseRetriever(corpus, model, index)
     raise RetrieverError(f"--retriever {spec}: expected bm25, dense:MODEL, dense:MODEL@INDEX, "
                          "http://HOST:PORT or own:MODULE:CLASS")
 

@@ -585,6 +585,10 @@ def test_dense_with_a_real_encoder(tmp_path):
     hits = r.search(["a movie about a calm port", "a woman called Ada"], 2)
     assert hits[0][0].id == "a" and hits[1][0].id == "c" and 0 < hits[0][0].score <= 1
     assert r.search([], 2) == []
+    few = make_retriever(f"dense:{minilm()}", CORPUS, few=True)  # without an index the same
+    for one, other in zip(few.search(["a movie", "Ada"], 2), r.search(["a movie", "Ada"], 2), strict=True):
+        assert [p.id for p in one] == [p.id for p in other]
+        assert [p.score for p in one] == pytest.approx([p.score for p in other], abs=1e-3)
 
 
 @pytest.fixture

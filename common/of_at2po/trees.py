@@ -142,17 +142,17 @@ def prediction(trajectory, question):
 @torch.no_grad()
 def turn_ratios(model, leaves, cfg, temperature):
     """{turn's id(): its probability now, to that when it was sampled, per token}"""
-    ordered = rollout.prefix_order([leaf.trajectory for leaf in leaves])
     pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
     share = models.shares_prefixes(model, cfg.share_prefixes)
-    batch = rollout.collate(ordered, share, pack_tokens).to(model.device)
-    moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
-    total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
-    ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
     found = {}
-    for t, of_turns in zip(ordered, ratios, strict=True):
-        for turn, ratio in zip(t.turns, of_turns, strict=False):
-            found.setdefault(id(turn), ratio)
+    for part in rollout.micro_batches([leaf.trajectory for leaf in leaves], cfg.micro_tokens, share):
+        batch = rollout.collate(part, share, pack_tokens).to(model.device)
+        moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
+        total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
+        ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)
+        for t, of_turns in zip(part, ratios, strict=True):
+            for turn, ratio in zip(t.turns, of_turns, strict=False):
+                found.setdefault(id(turn), ratio)
     return found
 
 

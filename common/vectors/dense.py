@@ -1,11 +1,33 @@
 """--retriever dense:MODEL: the passages whose vectors are nearest to a query's."""
 
+import functools
 from pathlib import Path
 
 from common import vectors
 from common.files import UserError
 from common.passages import RetrieverError, found_in
 from common.vectors import sentences
+
+
+@functools.cache
+def encoder(model):
+    """One a process: to know its weights again costs a read of them."""
+    return sentences.Encoder(model)
+
+
+class Nearest:
+    """A few passages, all compared with every query: no index, and nothing is kept."""
+
+    def __init__(self, corpus, model):
+        self.corpus = corpus
+        self.encoder = encoder(model)
+        self.vectors = self.encoder.passages(corpus, range(len(corpus)))
+
+    def search(self, queries, k):
+        scores = self.encoder.queries(queries) @ self.vectors.T                     # (queries, passages)
+        best = (-scores).argsort(axis=1, kind="stable")[:, :k]
+        pairs = zip(best, scores, strict=True)
+        return [[found_in(self.corpus[int(i)], of_query[i]) for i in row] for row, of_query in pairs]
 
 
 class DenseRetriever:
