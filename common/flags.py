@@ -66,6 +66,9 @@ class PolicyFlags(Flags):
     # OPENAI_API_KEY
     policy: str = ""
     policy_model: str = ""        # the name it knows the model by
+    # folder or hub id with that model's tokenizer: prompts are then rendered here, as in training, and go to
+    # /v1/completions; else messages go to /v1/chat/completions, under the server's own template
+    policy_tokenizer: str = ""
     # with --eval-only: new file for the right trajectories on training questions, which --warmup-data learns
     collect: str = ""
 
@@ -193,6 +196,7 @@ def check_policy(cfg):
          "is for one process: use adamw with torchrun, or --lora"),
         (cfg.policy and not (cfg.eval_only or cfg.ask), "policy",
          "text goes in and out, so it can be evaluated and not trained: add --eval-only"),
+        (cfg.policy_tokenizer and not cfg.policy, "policy_tokenizer", "is for --policy"),
         (cfg.policy and not cfg.policy_model, "policy_model",
          "the name that the service of --policy knows its model by"),
         (cfg.policy and (cfg.model or cfg.checkpoint or cfg.warmup_data), "policy",

@@ -176,6 +176,8 @@ class Run:
                     if isinstance(cfg, PolicyFlags) and cfg.policy:
                         policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
                     rows, summary = evaluate(policy, split, cfg, progress)
+                if isinstance(cfg, PolicyFlags) and cfg.policy:
+                    policy.engine.refuse_few_answers()
                 if all("nodes" in row for row in rows):
                     say_what_was_read(rows, policy.tokenizer)
                     summary |= metrics.reading(rows)

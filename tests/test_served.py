@@ -14,6 +14,7 @@ from common import chat, metrics, rollout
 from common.files import read_jsonl
 from common.of_omne import judge
 from common.serve import chat_client, served
+from common.world import tiny
 from tests.conftest import forked, write
 from tests.served_model import Model
 
@@ -129,18 +130,115 @@ def test_a_cut_answer_is_one_without_its_stop(files, ended):
     assert row["em"] == 0 and row["searches"] == 0 and row["problem"]
 
 
+RIGHT = "<think> b </think> <answer> \\boxed{Bo Moss} </answer>"
+
+
 def test_a_prompt_that_is_refused_ends_its_trajectory_and_is_sent_again_on_resume(files, capsys):
-    model = Model("<search> Red Hill ", (400, "too long"))
+    write(files / "q.jsonl", [QUESTION, QUESTION | {"id": "q2", "question": "Who is long?"}])
+
+    def reply(request):
+        begun = request["messages"][-1]["role"] == "assistant"
+        if refuses and begun and "Who is long?" in request["messages"][0]["content"]:
+            return 400, "too long"
+        return half_answered(request)
+
+    refuses = True
+    model = Model(reply)
     evaluate(at2po, files, model.url)
-    (row,) = summary(files, "at2po", "e")["predictions"]
+    row = summary(files, "at2po", "e")["predictions"][1]
     assert row["searches"] == 1 and row["em"] == 0
     assert "HTTP 400" in capsys.readouterr().out
-    assert len(read_jsonl(files / "at2po/e/said_q.jsonl")) == 1
-    model.answers = [(400, "too long")]      # the first that is asked here, and no reason to end
-    evaluate(at2po, files, model.url, "--resume")
-    model.answers = ["<think> b </think> <answer> \\boxed{Bo Moss} </answer>"]
+    assert len(read_jsonl(files / "at2po/e/said_q.jsonl")) == 3
+    refuses = False
     evaluate(at2po, files, model.url, "--resume")
     assert summary(files, "at2po", "e")["summary"]["em"] == 1
+
+
+# ---- servers of other habits: the same numbers, or one line
+
+def half_answered(request):
+    """A right trajectory in two answers."""
+    if request["messages"][-1]["role"] == "assistant":  # goes on behind the result
+        return RIGHT
+    return "<think> a </think> <search> Red Hill "
+
+
+def keeps_stop(request):
+    text = half_answered(request)
+    return text if text == RIGHT else f"{text}</search>"
+
+
+def names_it_too(request):
+    text = keeps_stop(request)
+    reason = None if text == RIGHT else "</search>"
+    return {"finish_reason": "stop", "stop_reason": reason, "message": {"content": text}}
+
+
+def repeats(request):
+    last = request["messages"][-1]
+    return (last["content"] if last["role"] == "assistant" else "") + half_answered(request)
+
+
+def knows_openai_s_fields_alone(request):
+    return (400, "unknown field top_k") if "top_k" in request else half_answered(request)
+
+
+@pytest.mark.parametrize("habit", [keeps_stop, names_it_too, repeats, knows_openai_s_fields_alone])
+def test_what_servers_do_otherwise_changes_no_number(files, habit):
+    model = Model(habit)
+    evaluate(at2po, files, model.url)
+    found = summary(files, "at2po", "e")
+    assert found["summary"]["em_valid"] == found["summary"]["searches"] == 1
+    assert model.requests[0]["top_p"] == 1 and model.requests[0]["repetition_penalty"] == 1
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_server_that_takes_thoughts_away_is_refused(files, field):
+    answer = {"finish_reason": "stop", "message": {"content": "<search> Red Hill", field: "a thought"}}
+    with pytest.raises(SystemExit, match="takes thoughts out of its answers.* --policy-tokenizer"):
+        evaluate(at2po, files, Model(answer).url)
+
+
+def test_a_template_that_does_not_go_on_is_refused_and_so_is_a_score_of_refusals(files):
+    def no_continue(request):
+        last = request["messages"][-1]["role"]
+        return (400, "the final message does not appear") if last == "assistant" else half_answered(request)
+
+    with pytest.raises(SystemExit, match="does not go on with an assistant's message.* --policy-tokenizer"):
+        evaluate(at2po, files, Model(no_continue).url)
+    rows = [QUESTION | {"id": f"q{i}", "question": f"Who is {i}?"} for i in range(40)]
+    write(files / "q.jsonl", rows)
+    told = []
+
+    def tired(request):
+        told.append(1)
+        return RIGHT if len(told) < 10 else (400, "enough")
+
+    with pytest.raises(SystemExit, match="31 of 40 prompts were refused, so this is no score"):
+        evaluate(at2po, files, Model(tired).url, "--name", "tired")
+    assert not (files / "at2po/tired/eval_q.json").exists()
+
+
+def test_with_the_model_s_tokenizer_prompts_are_rendered_here(files):
+    """Ids to /v1/completions: those that a local policy would get, thoughts, results and all."""
+    tokens = tiny.tiny_tokenizer(
+        ["Red", "Hill", "Bo", "Moss", "a", "b", "Who", "directed", "is", "film", "by", "Page", "1", ":"],
+        [*at2po.THINK, *at2po.SEARCH, *at2po.RESULT, *at2po.ANSWER, "\\boxed{", "}"])
+    tokens.save_pretrained(files / "tokens")
+    tiny.tiny_model(tokens).config.save_pretrained(files / "tokens")
+
+    def reply(request):
+        begun = tokens.convert_tokens_to_ids("<result>") in request["prompt"]
+        text = RIGHT if begun else "<think> a </think> <search> Red Hill"
+        return {"finish_reason": "stop", "text": text}
+
+    model = Model(reply)
+    evaluate(at2po, files, model.url, "--policy-tokenizer", files / "tokens", "--prompt-form", "chat")
+    assert summary(files, "at2po", "e")["summary"]["em_valid"] == 1
+    first, second = (request["prompt"] for request in model.requests)
+    assert first == at2po.render_prompt(tokens, QUESTION["question"], "chat")
+    assert second[:len(first)] == first and "<think> a </think> <search> Red Hill </search> <result>" in (
+        tokens.decode(second[len(first):]))
 
 
 @pytest.mark.parametrize("answer, message", [

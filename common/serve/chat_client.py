@@ -3,7 +3,7 @@
     chat = Chat("http://127.0.0.1:8000/v1", "deepseek-r1", "--teacher")
     chat.ask(prompt)                         -> text without thoughts; BadAnswer where this prompt gets none
     chat.asked(kept, key, prompt, read)      -> read(the text), once and for all of a prompt
-    chat.choice(messages, temperature=1.0)   -> (text, openai's Choice)
+    chat.choice(messages, temperature=1.0)   -> (text, openai's Choice); a prompt's ids: /v1/completions
     read_object(text)                        -> dict
 
 The key comes from OPENAI_API_KEY, and is neither written nor printed. A model's words are read as JSON of a
@@ -87,15 +87,22 @@ class Chat:
         return found
 
     def choice(self, messages, **options):
-        """(text, openai's Choice) of one answer. Raises BadAnswer where the prompt is refused (too long, most
-        often) or the answer has no text, RunError where the server cannot be used."""
+        """(text, openai's Choice) of one answer to messages, or to the ids of a rendered prompt. Raises
+        BadAnswer where the prompt is refused (too long, most often) or the answer has no text, RunError where
+        the server cannot be used."""
+        rendered = isinstance(messages[0], int)
         retries = RETRIES if self.answered else START_RETRIES
         answer = None
         try:
             client = self.openai.with_options(max_retries=retries)
-            answer = client.chat.completions.create(model=self.model, messages=messages, **options)
+            if rendered:
+                answer = client.completions.create(model=self.model, prompt=messages, **options)
+                said = answer.choices[0].text
+            else:
+                answer = client.chat.completions.create(model=self.model, messages=messages, **options)
+                said = answer.choices[0].message.content
             choice = answer.choices[0]
-            text = self.hidden(BROKEN.sub("\ufffd", choice.message.content or ""))
+            text = self.hidden(BROKEN.sub("\ufffd", said or ""))
         except openai.APIStatusError as error:
             raise self._refused(error) from None
         except openai.APIConnectionError as error:  # a time-out as well

@@ -4,7 +4,7 @@ from concurrent.futures import wait
 from contextlib import closing
 
 from common import http_client
-from common.http_client import RETRIES, Threads
+from common.http_client import BROKEN, RETRIES, Threads
 from common.passages import Passage, RetrieverError, titled
 
 MAX_QUERY = 4000       # characters: an encoder reads about 1,000 (256 tokens), servers refuse too long ones
@@ -52,8 +52,9 @@ class HTTPRetriever(http_client.Client):
         try:
             results = [self._passages(hits, k) for hits in answer["result"]]
         except (KeyError, TypeError, AttributeError) as error:
+            said = BROKEN.sub("\ufffd", str(answer))[:300]
             raise RetrieverError(f"{self.url}/retrieve answered in another form than Search-R1's "
-                                 f"({type(error).__name__}: {error})") from None
+                                 f"({type(error).__name__}: {error}): {said}") from None
         if len(results) != expected:
             raise RetrieverError(f"{self.url}/retrieve answered {len(results)} lists for {expected} queries")
         return results

@@ -5,7 +5,8 @@ Text goes in and out, so nothing can be trained on it, and no tokenizer is neede
 into pieces of about four characters, and the conversation that an agent made of them is sent as messages.
 What the assistant has said so far in its turn is sent as a last message to be continued, as vLLM, SGLang and
 llama.cpp do (OpenAI's own service does not). Limits on tokens are therefore limits on pieces, and so are the
-tokens in tables."""
+tokens in tables. With --policy-tokenizer the prompt is rendered here and sent as ids to /v1/completions: no
+template of the server's drops a thought or refuses to go on."""
 
 import asyncio
 import hashlib
@@ -13,20 +14,29 @@ import json
 import re
 from concurrent.futures import FIRST_COMPLETED, wait
 
+from common import chat
 from common.engine import Generation
-from common.files import Keyed, warn
+from common.files import Keyed, RunError, warn
 from common.http_client import Threads
+from common.model import load_tokenizer
 from common.rollout import Policy
 from common.serve.chat_client import BadAnswer, Chat
 
 CONCURRENT = 32         # requests at a time
 ROLES = ("system", "user", "assistant")
 UNNAMED = object()      # of servers that do not say what ended a text
+OWN_TEMPLATE = "Or give --policy-tokenizer FOLDER: prompts are then rendered here, for /v1/completions"
+
+
+# what a server would else fill in from its model's generation_config.json
+OWN_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def policy(cfg):
     """The rollout.Policy of --policy and --policy-model; it has no weights."""
     tokenizer = TextTokenizer()
+    if cfg.policy_tokenizer:
+        tokenizer = load_tokenizer(cfg.policy_tokenizer)
     return Policy(None, tokenizer, ServedEngine(cfg.policy, cfg.policy_model, tokenizer))
 
 
@@ -102,6 +112,11 @@ class ServedEngine:
     def __init__(self, url, model, tokenizer):
         self.chat = Chat(url, model, "--policy")
         self.tokenizer = tokenizer
+        self.in_text = isinstance(tokenizer, TextTokenizer)
+        self.sampling = dict(OWN_SAMPLING)
+        self.continues = False  # whether it has gone on with an assistant's message
+        self.refused = []       # prompts' reasons, of the evaluation under way
+        self.told = 0           # answers in it
         self.pending = set()
         self.kept = None
         self.threads = Threads(CONCURRENT)
@@ -112,6 +127,13 @@ class ServedEngine:
             self.kept.close()
         self.kept = Keyed(file)
         self.chat.answered = self.chat.answered or bool(self.kept.known)
+        self.refused, self.told = [], 0
+
+    def refuse_few_answers(self):
+        """RunError where most prompts of an evaluation were refused: it has measured the server."""
+        if len(self.refused) > self.told:
+            raise RunError(f"--policy: {len(self.refused)} of {len(self.refused) + self.told} prompts were "
+                           f"refused, so this is no score; the last: {self.refused[-1]}")
 
     def sync(self, model):
         """There are no weights to hand over."""
@@ -124,16 +146,17 @@ class ServedEngine:
         return bool(self.pending)
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
-        messages = self.tokenizer.messages(prompt_ids)
-        options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed % 2**31}
+        messages = self.tokenizer.messages(prompt_ids) if self.in_text else list(prompt_ids)
+        options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed % 2**31, "top_p": 1.0}
         if stop:
             options["stop"] = list(stop)
-        if messages[-1]["role"] == "assistant":
-            options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
         answer = self.threads.submit(self.said, messages, options)
         self.pending.add(answer)
         row = await asyncio.wrap_future(answer)
-        ids = self.tokenizer.said(row["text"])
+        if self.in_text:
+            ids = self.tokenizer.said(row["text"])
+        else:
+            ids = chat.encode(self.tokenizer, row["text"])[1]
         if row["stop_reason"] == "eos":
             ids.append(self.tokenizer.eos_token_id)
         return Generation(ids, [0.0] * len(ids), row["stop_reason"])
@@ -147,22 +170,55 @@ class ServedEngine:
         prompt that is refused ends its trajectory as one without room does; where none was answered before,
         it is an error."""
         try:
-            if not self.kept:
-                return self.ask(messages, options)
-            asked = json.dumps([self.chat.model, messages, options], sort_keys=True)
-            key = hashlib.sha256(asked.encode()).hexdigest()[:24]
-            return self.kept.of(key, lambda: self.ask(messages, options))
+            if self.kept:
+                asked = json.dumps([self.chat.model, messages, options], sort_keys=True)
+                key = hashlib.sha256(asked.encode()).hexdigest()[:24]
+                row = self.kept.of(key, lambda: self.ask(messages, options))
+            else:
+                row = self.ask(messages, options)
         except BadAnswer as error:
             if not self.chat.answered:
                 raise
             warn(f"a prompt was refused: {error}")
+            self.refused.append(str(error))
             return {"text": "", "stop_reason": "length"}
+        self.told += 1
+        return row
 
     def ask(self, messages, options):
-        text, choice = self.chat.choice(messages, **options)
+        """The same, from the server. RunError where it takes away what the agent wrote."""
+        so_far, goes_on = "", {}
+        if self.in_text and messages[-1]["role"] == "assistant":
+            so_far = messages[-1]["content"]
+            goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+        sampling = self.sampling
+        try:
+            text, choice = self.chat.choice(messages, **options, extra_body=sampling | goes_on)
+        except BadAnswer as error:
+            if sampling and not (self.chat.answered and self.sampling):  # another thread has found it out
+                self.sampling = {}
+                warn(f"--policy: without {', '.join(sampling)}, which this service may not know")
+                return self.ask(messages, options)
+            if so_far and not self.continues:
+                raise RunError("--policy: this server does not go on with an assistant's message, as agents "
+                               f"do behind a search. {OWN_TEMPLATE} ({error})") from error
+            raise
+        message = getattr(choice, "message", None)
+        if getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None):
+            raise RunError("--policy: the server takes thoughts out of its answers: start it without its "
+                           f"reasoning parser. {OWN_TEMPLATE}")
+        self.continues = self.continues or bool(so_far)
+        if so_far:
+            text = text.removeprefix(so_far)  # which some send again
+        return self.read(text, choice, options.get("stop", ()))
+
+    def read(self, text, choice, stops):
+        left_there = [stop for stop in stops if text.endswith(stop)]  # servers leave it out, but for some
+        if left_there:
+            return {"text": text, "stop_reason": left_there[0]}
         if choice.finish_reason == "length":
             return {"text": text, "stop_reason": "length"}
-        stop = ending(text, options.get("stop", ()), getattr(choice, "stop_reason", UNNAMED))
+        stop = ending(text, stops, getattr(choice, "stop_reason", UNNAMED))
         return {"text": text + stop, "stop_reason": stop or "eos"}
 
 
