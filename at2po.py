@@ -337,19 +337,19 @@ def rollout_trees(policy, retriever, questions, cfg, step):
 # ---------------------------------------------------------------- reward (Eq 14-16)
 
 def boxed(text):
-    """Content of the last \\boxed{…}, braces balanced; None if there is none.
+    """Content of the last \\boxed{…} or \\fbox{…}, braces balanced; None if there is none.
 
-    >>> boxed("so \\\\[ \\\\boxed{a {b} c} \\\\]")
-    'a {b} c'
+    >>> boxed("so \\\\[ \\\\boxed{a {b} c} \\\\]"), boxed("\\\\boxed {a}")
+    ('a {b} c', 'a')
     """
-    start = text.rfind("\\boxed{")
-    if start < 0:
+    opened = list(re.finditer(r"\\(?:boxed|fbox)\s*\{", text))
+    if not opened:
         return None
-    depth = 0
-    for i in range(start + 6, len(text)):
+    depth, start = 1, opened[-1].end()
+    for i in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
         if depth == 0:
-            return text[start + 7:i].strip()
+            return text[start:i].strip()
     return None  # never closed
 
 
@@ -377,8 +377,10 @@ def parse_response(turns):
             return answer, "a search without its result"
     if SEARCH[0] in last:
         return answer, "a search without its result"
-    if not answer:
+    if answer is None:
         return None, "no \\boxed{} in the answer"
+    if not answer:
+        return None, "an empty \\boxed{}"
     return answer, ""
 
 

@@ -17,6 +17,7 @@ from common import process
 from common.files import Progress, RunError, UserError, say, write_jsonl
 
 WORDS = 100  # of a passage, as in wiki-18
+HEADING = "\x02"  # before a heading's level and words, in the text of an HTML page
 # "key: value" lines between two rules, at the very beginning
 FRONT_MATTER = re.compile(r"\A---\n([\w-]+:.*\n(?:[\w-]+:.*\n|[ \t#-].*\n)*)---\n")
 TITLE = re.compile(r"^title:\s*[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
@@ -35,10 +36,12 @@ def sections_of_markdown(text):
         text = text[front.end():]
         text = f"# {title[1]}\n\n{text}" if title else text
     sections = [(0, "", [])]
-    header, row, inside = [], [], ""
+    header, row, inside, number = [], [], "", ""
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         if token.nesting == 1:
             inside = token.tag
+        if token.type == "list_item_open" and token.info:  # "3." is what others refer to
+            number = f"{token.info}{token.markup} "
         content = " ".join(token.content.split())
         if token.type == "thead_open":
             header = []
@@ -52,7 +55,13 @@ def sections_of_markdown(text):
         elif inside in ("th", "td"):
             (header if inside == "th" else row).append(content)
         else:
-            sections[-1][2].append(content)
+            sections[-1][2].append(number + content)
+            number = ""
+    return with_bare_headings(sections)
+
+
+def with_bare_headings(sections):
+    """[(heading, blocks)] of [(level, heading, blocks)]: a heading with nothing below it is a block."""
     following = [level for level, _, _ in sections[1:]] + [0]
     for (level, heading, blocks), below in zip(sections, following, strict=True):
         if heading and not blocks and level >= below:
@@ -75,23 +84,41 @@ def sections_of_html(text):
         from bs4 import BeautifulSoup
     except ImportError as error:
         raise RunError("reading HTML needs a package: pip install beautifulsoup4") from error
-    page = BeautifulSoup(text, "html.parser")
+    page = BeautifulSoup(text.replace(HEADING, ""), "html.parser")
     title = page.title
     for part in page(["script", "style", "nav", "template", "title"]):
         part.extract()
+    for table in page("table"):
+        header = []
+        for row in table("tr"):
+            cells = [" ".join(cell.get_text(" ").split()) for cell in row(["th", "td"])]
+            if row.find("td"):
+                row.string = cells_of(header, cells)
+            else:
+                header = cells
+                row.extract()
+    for items in page("ol"):
+        for number, item in enumerate(items.find_all("li", recursive=False), int(items.get("start", 1))):
+            item.insert(0, f"{number}. ")
     headings = page(re.compile("^h[1-6]$"))
     for heading in headings:
         words = " ".join(heading.get_text(" ").split())
-        heading.replace_with(f"\n{'#' * int(heading.name[1])} {words}\n")
+        heading.replace_with(f"\n{HEADING}{heading.name[1]}{words}\n")
     for block in page(["p", "div", "li", "tr", "br", "pre", "section", "article", "header", "footer"]):
         block.insert(0, "\n\n")
         block.append("\n\n")
-    for cell in page(["td", "th"]):
-        cell.append(" | ")
-    lines = [line.strip() for line in page.get_text().split("\n")]
+    sections = [(0, "", [])]
     if title and not headings:
-        lines.insert(0, f"# {' '.join(title.get_text().split())}\n")
-    return sections_of_markdown("\n".join(lines))
+        sections.append((1, " ".join(title.get_text().split()), []))
+    for block in re.split(rf"\n\s*\n|\n(?={HEADING})|(?<=\n)(?={HEADING})", page.get_text()):
+        first, _, rest = block.strip().partition("\n")
+        if first.startswith(HEADING):
+            sections.append((int(first[1]), first[2:], []))
+            first = ""
+        words = " ".join(f"{first} {rest}".split())
+        if words:
+            sections[-1][2].append(words)
+    return with_bare_headings(sections)
 
 
 def sections_of_table(text):

@@ -142,11 +142,20 @@ def _parquet(path, file):
     import pyarrow.parquet
     try:
         batches = pyarrow.parquet.ParquetFile(file).iter_batches(10_000)
-        rows = (row for batch in batches for row in batch.to_pylist())
+        rows = (row for batch in map(_as_written, batches) for row in batch.to_pylist())
         yield from enumerate(rows, 1)
     except (pyarrow.ArrowException, OSError) as error:  # OSError: damaged pages
         why = str(error).splitlines()[0][:200]
         raise DataError(f"{path}: not a parquet file, or a damaged one ({why})") from None
+
+
+def _as_written(batch):
+    """A batch whose numbers of 32 bits are text: Python would read .1 as 0.10000000149011612."""
+    import pyarrow
+    for place, column in enumerate(batch.schema):
+        if column.type in (pyarrow.float16(), pyarrow.float32()):
+            batch = batch.set_column(place, column.name, batch.column(place).cast(pyarrow.string()))
+    return batch
 
 
 def _table(path, file):
@@ -155,8 +164,13 @@ def _table(path, file):
     if suffix_of(path) == ".tsv":
         rows = map(cells_of, file)
     else:
-        separator = max(",;", key=file.readline().count)  # (spreadsheets have both)
-        file.seek(0)
+        first = file.readline()
+        separator = max(",;\t", key=first.count)  # (spreadsheets have all of them)
+        told = re.fullmatch("sep=(.)\r?\n", first)  # Excel's word for itself
+        if told:
+            separator = told[1]
+        else:
+            file.seek(0)
         rows = csv.reader(file, delimiter=separator, strict=True)
     try:
         header = next(rows, [])

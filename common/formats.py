@@ -5,8 +5,10 @@ A value of the wrong type is an error that names its field, never its repr or it
 """
 
 import hashlib
+import html
 import json
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +31,8 @@ class Question:
     context: list = field(default_factory=list)             # [title, [sentences]]
     evidences: list = field(default_factory=list)           # [subject, relation, object]
     entities: list = field(default_factory=list)            # [name, id] of topic entities, where known
-    support_paragraphs: list = field(default_factory=list)  # MuSiQue: idx of each supporting paragraph
+    support_paragraphs: list = field(default_factory=list)  # MuSiQue: idx of each supporting paragraph,
+    paragraph_ids: list = field(default_factory=list)       # and of each paragraph of the context
     decomposition: list = field(default_factory=list)       # MuSiQue: {question, answer, paragraph_…idx}
 
 
@@ -128,13 +131,14 @@ def read_field(record, name, read):
 
 def text_of(value):
     """Text, or a number as text. Tables turn 1984 into 1984.0, and normalisation would turn that into 19840:
-    an integral number is written without a point.
+    an integral number is written without a point. Letters with their accents are one sign (NFC), as
+    tokenizers write them.
 
-    >>> text_of(1984.0), text_of(2.5)
-    ('1984', '2.5')
+    >>> text_of(1984.0), text_of(2.5), len(text_of("Zu\u0308rich"))
+    ('1984', '2.5', 6)
     """
     if isinstance(value, str):
-        return value
+        return unicodedata.normalize("NFC", value)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError
     number = int(value)  # (infinity and NaN have none)
@@ -189,16 +193,28 @@ def texts_of(value):
 LIKE_JSON = re.compile(r"""\[\s*['"].*\]|\{\s*['"].*\}""", re.DOTALL)  # (Python's way to write a list)
 
 
+ANSWER_SPLIT = "<|answer_split|>"
+
+
 def answers_of(value):
     """Gold answers of any layout as a list of texts that are not blank; true and false are "yes" and "no".
 
-    An object is TriviaQA's {"value", "aliases"} or Search-R1's {"target"}. A list or an object that was
-    written as text (PopQA's possible_answers) is what it says; "[REC]" is an answer.
+    An object is TriviaQA's {"value", "aliases"} or Search-R1's {"target"}; a table's map is one too. A list
+    or an object that was written as text (PopQA's possible_answers) is what it says; "[REC]" is an answer,
+    and so is an interval. <|answer_split|> stands between answers (DeepResearcher).
 
     >>> answers_of('["a", "b"]'), answers_of("[REC]"), answers_of('{"target": "a"}'), answers_of([True, 7.0])
     (['a', 'b'], ['[REC]'], ['a'], ['yes', '7'])
+    >>> answers_of("[0, 1]"), answers_of("Ann Lee<|answer_split|>A. Lee"), answers_of([("value", "Ann")])
+    (['[0, 1]'], ['Ann Lee', 'A. Lee'], ['Ann'])
     """
-    value = from_json(value)
+    said = from_json(value)
+    if not (isinstance(value, str) and isinstance(said, list) and not any(isinstance(s, str) for s in said)):
+        value = said
+    if isinstance(value, str) and ANSWER_SPLIT in value:
+        value = value.split(ANSWER_SPLIT)
+    if isinstance(value, list) and value and all(isinstance(part, tuple) for part in value):
+        value = dict(value)
     if isinstance(value, dict):
         fields = lowered(value)
         value = [fields[name] for name in ("value", "target", *ANSWERED) if name in fields]
@@ -275,13 +291,15 @@ def _parse_tog(row):
 
 
 def _parse_verl(row):
-    """Search-R1 and verl. Where no field has the question, it stands behind the last "Question:" of the
-    prompt's last message; without that word the whole message is the question (as in ARPO's rows)."""
+    """Search-R1 and verl. Where no field has the question, it stands behind the first "Question:" that begins
+    a sentence of the user's last message; without one the whole message is the question (as in ARPO's
+    rows)."""
     def truth(model):
         return answers_of(kind_of(dict, model)["ground_truth"])
 
     def asked(prompt):
-        return prompt[-1]["content"].rsplit("Question:", 1)[-1]
+        said = [m["content"] for m in prompt if m.get("role") != "assistant"]  # (which begins its answer)
+        return re.split(r"(?:\A|[.!?:\n])\s*Question:", said[-1], maxsplit=1)[-1]
 
     golds = golds_of(row, *read_field(row, "reward_model", truth) or [])
     extra = read_field(row, "extra_info", partial(kind_of, dict)) or {}
@@ -294,6 +312,8 @@ def _parse_verl(row):
 
 def _parse_plain(row):
     """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle."""
+    if row.get("answerable") is False:  # MuSiQue-Full: what its answer says stands nowhere
+        raise ValueError("field 'answerable' is false: no answer can be found, so none is scored")
     question = _question(row, golds_of(row))
     meta = row
     if "golden_answers" in row:  # FlashRAG
@@ -317,7 +337,16 @@ def _parse_plain(row):
 
 def facts_of(value):
     found = rows_of(value, ("title",), ("sent_id", "sent_idx"))
-    return [[text_of(title), whole(index)] for title, index in found]
+    return [[title_of(title), whole(index)] for title, index in found]
+
+
+def title_of(value):
+    """A page's title; HotpotQA has some as HTML writes them, but no text.
+
+    >>> title_of("Lilo &amp; Stitch")
+    'Lilo & Stitch'
+    """
+    return html.unescape(text_of(value))
 
 
 def triples_of(value):
@@ -327,7 +356,7 @@ def triples_of(value):
 
 def passages_of(value):
     found = rows_of(value, ("title",), ("sentences", "content"))
-    return [[text_of(title), texts_of(sentences)] for title, sentences in found]
+    return [[title_of(title), texts_of(sentences)] for title, sentences in found]
 
 
 def paragraphs_of(value):
@@ -337,7 +366,7 @@ def paragraphs_of(value):
     for place, (title, text, idx, supporting) in enumerate(rows_of(value, *names)):
         if supporting not in (None, True, False):  # (the text "False" would count as true)
             raise TypeError
-        found.append((text_of(title), texts_of(text), place if idx is None else whole(idx), supporting))
+        found.append((title_of(title), texts_of(text), place if idx is None else whole(idx), supporting))
     return found
 
 
@@ -357,6 +386,7 @@ def steps_of(value):
 
 def _add_paragraphs(question, paragraphs):
     question.context = [[title, sentences] for title, sentences, *_ in paragraphs]
+    question.paragraph_ids = [idx for _, _, idx, _ in paragraphs]
     supporting = [(title, idx) for title, _, idx, supports in paragraphs if supports]
     question.support_paragraphs = [idx for _, idx in supporting]
     question.supporting_facts = [[title, 0] for title, _ in supporting] or question.supporting_facts

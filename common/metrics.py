@@ -14,7 +14,11 @@ from collections import Counter
 
 import numpy as np
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# "‹" stands for "<" in what a policy reads (chat.no_tags): in an answer it is the same sign
+_PUNCTUATION = str.maketrans("", "", string.punctuation + "‹")
+# letters that are written without blanks, or with endings joined to a name
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u31f0-\u31ff\u3400-\u9fff"
+                       "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 def normalize_answer(text):
@@ -128,14 +132,17 @@ def is_two_way(row):
 
 
 def stands_in(golds, text):
-    """Whether a gold answer stands in a text, both normalised, as whole words.
+    """Whether a gold answer stands in a text, both normalised, as whole words; in scripts without blanks
+    between words, as it is.
 
     >>> stands_in(["The Beatles"], "It was by Beatles, in 1965."), stands_in(["art"], "Bart left.")
     (True, False)
+    >>> stands_in(["北京"], "天坛位于北京市。"), stands_in(["서울"], "수도는 서울이다.")
+    (True, True)
     """
     text = f" {normalize_answer(text)} "
     golds = filter(None, map(normalize_answer, golds))
-    return any(f" {gold} " in text for gold in golds)
+    return any((gold if _UNSPACED.search(gold) else f" {gold} ") in text for gold in golds)
 
 
 def reading(rows):

@@ -549,6 +549,11 @@ def test_of_musiques_paragraphs_with_one_title_the_supporting_one_is_gold(tmp_pa
     c = evidence.make_case(data.load_questions(str(file))[0])
     assert c.gold == {1}
     assert evidence.evidence_scores(c, (1,))[0] == 1 and evidence.evidence_scores(c, (0,))[0] == 0
+    # idx is a name, not a place: shuffled, numbered from 1, or of a context of which the rest was cut
+    for left in (paragraphs[::-1], [p | {"idx": p["idx"] + 1} for p in paragraphs], paragraphs[1:2]):
+        file.write_text(json.dumps({"id": "1", "question": "Who?", "answer": "x", "paragraphs": left}))
+        c = evidence.make_case(data.load_questions(str(file))[0])
+        assert [c.texts[i] for i in c.gold] == ["A, Text 1."]
 
 
 def test_questions_without_labels_are_apart_and_those_without_a_context_are_left_out(capsys):

@@ -68,3 +68,15 @@ def test_what_cannot_be_made_is_one_line(folder, tmp_path, capsys):
         with pytest.raises(SystemExit) as ended:
             corpus.main([str(place), str(tmp_path / out)])
         assert message in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_numbers_of_lists_and_tables_of_html_stay_and_html_is_no_markdown():
+    assert corpus.sections_of_markdown("# Lease\n\n3. The tenant pays.\n4. Pets.\n\n- Doors")[1][1] == [
+        "3. The tenant pays.", "4. Pets.", "Doors"]
+    assert corpus.sections_of_markdown("1986. A great year.") == [("", ["1986. A great year."])]
+    page = ("<title>x</title><h1>Set up</h1><pre># no heading\nport = 1\n---\nend</pre><p>1986. A *great* "
+            "year.</p><ol start=3><li>Pay.</li><li>Go.</li></ol><h2>Staff</h2><table><tr><th>City</th>"
+            "<th>Mayor</th></tr><tr><td>Bergen</td><td>Ann Lee</td></tr></table>")
+    assert corpus.sections_of_html(page) == [
+        ("", []), ("Set up", ["# no heading port = 1 --- end", "1986. A *great* year.", "3. Pay.", "4. Go."]),
+        ("Staff", ["City: Bergen. Mayor: Ann Lee."])]

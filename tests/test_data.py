@@ -12,7 +12,7 @@ import types
 import pyarrow.parquet
 import pytest
 
-from common import data, files, metrics
+from common import chat, data, files, metrics
 from common.formats import fingerprint
 from tests.conftest import sample, write
 
@@ -703,3 +703,65 @@ def test_half_a_surrogate_pair_and_types_that_are_lists_are_text(tmp_path):
     q = data.load_questions(tmp_path / "a.jsonl")[0]
     assert (q.question, q.answers, q.type) == ("Who ??", ["Ada \U0001f600 ?"], "['a']")
     assert one({"question": "How many?", "answer": 10**400}).answers == [str(10**400)]  # more than a float
+
+
+# ---- what is read as it was meant
+
+def test_titles_as_html_writes_them_are_the_pages_titles():
+    title = "Bo &amp; Co"
+    q = one(GOOD | {"supporting_facts": [[title, 0]], "context": [[title, ["They are a duo."]]]})
+    assert q.context[0][0] == q.supporting_facts[0][0] == "Bo & Co"
+    assert data.pool_contexts([q])[0]["title"] == "Bo & Co"
+
+
+def test_accents_are_one_sign_in_answers_and_questions():
+    q = one({"question": "Zu\u0308rich?", "answer": "Zu\u0308rich"})
+    assert q.answers == ["Z\u00fcrich"] and q.question == "Z\u00fcrich?"
+    assert metrics.exact_match("Z\u00fcrich", q.answers) == 1
+
+
+@pytest.mark.parametrize("prompt, question", [
+    ([{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>"}], "Who?"),
+    ([{"role": "user", "content": 'Who wrote "Question: Time"?'}], 'Who wrote "Question: Time"?'),
+    ([{"role": "user", "content": "Write <answer> x </answer>. Question: Who wrote Question: Time?\n"}],
+     "Who wrote Question: Time?")])
+def test_the_question_of_a_prompt_is_whole_and_the_user_s(prompt, question):
+    row = {"data_source": "x", "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "Ann"}}
+    assert data.load_questions([row])[0].question == question
+
+
+def test_tables_have_numbers_as_they_were_written_and_maps_are_objects(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+    answers = {
+        "single": pyarrow.array([.1], pyarrow.float32()),
+        "map": pyarrow.array([[("value", "Ann")]], pyarrow.map_(pyarrow.string(), pyarrow.string())),
+    }
+    found = {}
+    for name, column in answers.items():
+        file = tmp_path / f"{name}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"question": ["Who?"], "answer": column}), file)
+        found[name] = data.load_questions(str(file))[0].answers
+    assert found == {"single": ["0.1"], "map": ["Ann"]}
+
+
+@pytest.mark.parametrize("text", [
+    "sep=;\nquestion;answer\nWho, he?;Ann\n", "question\tanswer\nWho, he?\tAnn\n"])
+def test_spreadsheets_ways_to_part_cells(tmp_path, text):
+    (tmp_path / "q.csv").write_text(text)
+    q, = data.load_questions(str(tmp_path / "q.csv"))
+    assert (q.question, q.answers) == ("Who, he?", ["Ann"])
+
+
+def test_a_question_that_cannot_be_answered_is_refused_or_left_out(tmp_path, capsys):
+    write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Ann", "answerable": value}
+                                 for value in (True, False)])
+    with pytest.raises(data.DataError, match="record 2: field 'answerable' is false"):
+        data.load_questions(str(tmp_path / "q.jsonl"))
+    assert len(data.load_questions(str(tmp_path / "q.jsonl"), skip_bad=True)) == 1
+
+
+def test_a_sign_that_stands_for_another_in_what_was_read_is_right_in_an_answer():
+    shown = chat.no_tags("std::vector<int>")
+    assert shown == "std::vector‹int>" and metrics.exact_match(shown, ["std::vector<int>"]) == 1
+    assert metrics.stands_in(["std::vector<int>"], f"It is {shown}.")

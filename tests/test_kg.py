@@ -189,8 +189,9 @@ def test_nodes_without_a_name_are_left_out_counted_and_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("keys, body, said", [
     ([("n", "node", "color")], node("n0", ("n", "red")) + edge("n0", "n0"),
-     "the graph is empty: it has no entity, or none with a name"),
-    ([], node("1") + edge("1", "1"), "or none with a name"),
+     "a.graphml: no edge has one of"),
+    ([], node("1") + edge("1", "1"), "a.graphml: no edge has one of"),
+    ([], node("") + edge("", ""), "the graph is empty: it has no entity, or none with a name"),
     ([("e", "edge", "kind"), ("w", "edge", "weight")], edge("Ada", "Oslo", ("e", "x"), ("w", "1")),
      "a.graphml: no edge has one of .*relation.*"),
     ([("e", "edge", 'attr.type="string"')], edge("Ada", "Oslo", ("e", "x")),
@@ -461,3 +462,22 @@ def test_a_name_is_found_as_it_is_printed():
     shown = graph.node_info("A <b>\nC")["name"]
     assert graph.named(kg.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
     assert graph.named("nobody") is None
+
+
+@pytest.mark.parametrize("attribute", [{"label": "Gene"}, {}])
+def test_ids_are_names_where_no_attribute_tells_nodes_apart(tmp_path, attribute):
+    made = networkx.DiGraph()
+    for name in ("BRCA1", "TP53", "MYC2", "A1"):
+        made.add_node(name, **attribute)
+    made.add_edge("BRCA1", "TP53", relation="inhibits")
+    networkx.write_graphml(made, tmp_path / "a.graphml")
+    assert facts_of(tmp_path / "a.graphml") == [("BRCA1", "inhibits", "TP53")]
+
+
+def test_what_is_missing_in_a_table_is_no_entity_and_names_are_in_one_form(tmp_path, capsys):
+    rows = [["h", "r", "t"], ["Ann", "mother", "Bea"], ["Bo", "mother", "nan"], ["None", "mother", "Bo"],
+            ["Zu\u0308rich", "in", "CH"], ["Z\u00fcrich", "near", "Bern"]]
+    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+    assert sorted(facts_of(tmp_path / "a.tsv")) == [
+        ("Ann", "mother", "Bea"), ("Z\u00fcrich", "in", "CH"), ("Z\u00fcrich", "near", "Bern")]
+    assert "left out: 2 triples with a part that is missing" in " ".join(capsys.readouterr().out.split())

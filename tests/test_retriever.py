@@ -730,3 +730,20 @@ def test_threads_that_share_an_encoder_encode_one_after_another(encode_with):
     both = [DenseRetriever(CORPUS, folder) for _ in range(2)]
     with ThreadPoolExecutor(8) as pool:
         assert len(list(pool.map(lambda i: both[i % 2].search([f"q{i}"], 1), range(16)))) == 16
+
+
+@pytest.mark.parametrize("answer, words", [
+    ("[[P] * 6 for _ in queries]", ""), ("None", "is not iterable"), ("[[{}], []]", "no attribute 'id'"),
+    ("[[P]]", "1 lists for 2 queries"), ("1 / 0", "ZeroDivisionError")])
+def test_a_retriever_of_one_s_own_is_cut_to_k_or_named(tmp_path, monkeypatch, answer, words):
+    module = f"own_{abs(hash(answer))}"
+    (tmp_path / f"{module}.py").write_text(
+        "from common.retriever import Passage\nP = Passage('1', 't', 'x', 0.0)\n"
+        f"class Search:\n    def search(self, queries, k):\n        return {answer}\n")
+    monkeypatch.chdir(tmp_path)
+    made = make_retriever(f"own:{module}:Search", None)
+    if not words:
+        assert [len(passages) for passages in made.search(["a", "b"], 2)] == [2, 2]
+        return
+    with pytest.raises(RetrieverError, match=f"own:{module}:Search: .*{words}.* a list of Passage"):
+        made.search(["a", "b"], 2)

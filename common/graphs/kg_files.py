@@ -6,6 +6,7 @@ stay two.
 """
 
 import re
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -110,8 +111,10 @@ def read_file(path):
         triples += found
     if triples and {part.lower() for part in triples[0]} <= HEADER:
         del triples[0]
+    whole = [found for found in triples if not MISSING & set(found)]
+    left_out["triples with a part that is missing (nan, None)"] = len(triples) - len(whole)
     tell(path, left_out)
-    return graph_of_triples(triples)
+    return graph_of_triples(whole)
 
 
 def tell(path, left_out):
@@ -120,7 +123,9 @@ def tell(path, left_out):
             say(f"{path}: left out: {count:,} {what}")
 
 
-HEADER = {"head", "subject", "source", "relation", "relationship", "predicate", "tail", "object", "target"}
+HEADER = {"head", "subject", "source", "relation", "relationship", "predicate", "tail", "object", "target",
+          "h", "r", "t", "from", "rel", "to", "node1", "label", "node2", "s", "p", "o"}
+MISSING = {"nan", "NaN", "None", "null", "<NA>"}  # as tables write what is not there
 
 
 def triple(row):
@@ -181,11 +186,12 @@ def read_graphml(path):
 
 def names_of(read, lightrag):
     """{id: name}. Ids mostly are names; where nearly all are numbers the names are among the attributes, and
-    nodes of one name keep their ids behind it."""
+    nodes of one name keep their ids behind it. An attribute with one value for most nodes is their kind."""
     numbers = sum(bool(NUMBER.fullmatch(number)) for number in read)
-    if lightrag or numbers < .9 * len(read):
-        return {number: plain(number) for number in read}
     names = {number: _first(node, NAMES) for number, node in read.nodes(data=True)}
+    named = list(filter(None, names.values()))
+    if lightrag or numbers < .9 * len(read) or 2 * len(set(named)) <= len(named):
+        return {number: plain(number) for number in read}
     times = Counter(names.values())
     for number, name in names.items():
         if name and times[name] > 1:
@@ -197,7 +203,7 @@ def plain(text):
     """One line without LightRAG's <SEP> between the values of a field, and without the double quotes that
     nano-graphrag puts around every field."""
     text = str("" if text is None else text).replace("<SEP>", " ").replace('"', "")
-    return " ".join(text.split())
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def _first(row, keys):

@@ -187,8 +187,8 @@ def make_case(question):
             facts.append((title, counted[title]))
             counted[title] += 1
     if question.support_paragraphs:
-        known = dict(enumerate(first))
-        gold_facts = [known.get(place, ("", place)) for place in question.support_paragraphs]
+        known = dict(zip(question.paragraph_ids, first, strict=True))
+        gold_facts = [known.get(idx, ("", idx)) for idx in question.support_paragraphs]
     gold_facts = list(dict.fromkeys(gold_facts))
     gold = frozenset(i for i, fact in enumerate(facts) if fact in gold_facts)
     return Case(question, texts, facts, gold, gold_facts, {})

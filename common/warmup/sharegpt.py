@@ -84,8 +84,21 @@ def is_file(file):
     if not path.is_file():
         return False
     for _, first in data.read_records(path):
-        return isinstance(first, dict) and "conversations" in first
+        return isinstance(first, dict) and ("conversations" in first or "messages" in first)
     return False
+
+
+FROM = {"user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def of_messages(row):
+    """A row of OpenAI's {"messages": [{"role", "content"}]} as ShareGPT has it; any other as it is."""
+    said = row.get("messages")
+    if "conversations" in row or not isinstance(said, list) or not all(isinstance(m, dict) for m in said):
+        return row
+    told = [m.get("content") for m in said if m.get("role") == "system"]
+    turns = [{"from": FROM.get(m.get("role")), "value": m.get("content")} for m in said]
+    return {"system": "".join(map(str, told)), **row, "conversations": turns[len(told):]}
 
 
 def read(file, names):
@@ -93,7 +106,7 @@ def read(file, names):
     have to be texts."""
     rows = []
     for number, row in data.read_records(Path(file)):
-        row = row if isinstance(row, dict) else {}
+        row = of_messages(row) if isinstance(row, dict) else {}
         needed = ("script", "id", "question", "system") if "script" in row else names  # --collect's rows
         said = [m for m in row.get("conversations") or () if isinstance(m, dict)]
         texts = [*map(row.get, needed), *(m.get("value") for m in said)]
