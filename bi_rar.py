@@ -453,7 +453,7 @@ def train(run, policy, initial, scorer, split):
                         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. per mini-batch (by default one per step, so rho is 1 and the clip does nothing)
+        # 5. per mini-batch (in a step's first one rho is 1 and the clip does nothing)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
         # o: a trajectory, adv: its advantage; N: the mini-batch's trajectories of all ranks, flat groups too.
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0

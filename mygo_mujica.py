@@ -171,8 +171,8 @@ def planner_request(env, question, entities):
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
-    \bSearch\s*\(\s*
-    ((?:\[[^\]]*\]\s*)*),?\s*              # [label]; none or several: no call, but counted
+    \bSearch\s*+\(\s*+
+    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; none or several: no call, but counted
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 

@@ -31,6 +31,7 @@ STEP = {
     "reward/mean": Metric("mean reward", "reward", "reward {:.3f}", "reward"),
     "eval/em": Metric("exact match of an evaluation between steps, mean of the sets",
                       ANSWERS, label="EM, test"),
+    "train/lr": Metric("learning rate of the step's last update"),
     "time/elapsed": Metric("seconds since the run was begun or resumed"),
     "time/left": Metric("seconds left, at the pace so far"),
     "time/threads": Metric("CPU threads, at the first step of a process"),

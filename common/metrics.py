@@ -5,7 +5,8 @@ MuSiQue's evaluate_v1.0.py and Search-R1's qa_em.py share: lower case, no punctu
 spaces.
 
 HotpotQA's and 2Wiki's F1 is 0 where yes, no or noanswer meets anything else; MuSiQue's script has no such
-rule, ours has it for all. Evidence is compared as in HotpotQA's, MuSiQue's paragraphs by index.
+rule, ours has it for all. Where both sides normalise to nothing, F1 is 0 as in HotpotQA's (MuSiQue's: 1).
+Evidence is compared as in HotpotQA's, MuSiQue's paragraphs by index.
 """
 
 import re
@@ -83,9 +84,17 @@ def _harmonic(precision, recall):
 
 
 def bootstrap_interval(values):
-    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times."""
+    """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times. Equal values
+    would have no width: they have that of Wilson's interval for none of n.
+
+    >>> [round(x, 2) for x in bootstrap_interval([0, 0])]
+    [0.0, -0.66, 0.66]
+    """
     values = np.asarray(values, dtype=float)
     n = len(values)
+    if (values == values[0]).all():
+        half = 1.96**2 / (n + 1.96**2)
+        return float(values[0]), float(values[0] - half), float(values[0] + half)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, n, (2000, n))
     means = values[rows].sum(1) / n
@@ -95,8 +104,11 @@ def bootstrap_interval(values):
 
 
 def with_interval(key, values):
-    """{key, key_low, key_high} for a summary."""
+    """{key, key_low, key_high} for a summary; of shares from 0 to 1, or of counts from 0."""
     mean, low, high = bootstrap_interval(values)
+    low = max(0.0, low)
+    if max(values) <= 1:
+        high = min(1.0, high)
     return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 

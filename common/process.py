@@ -26,6 +26,11 @@ KEPT_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "6
 settled = ""  # what was found, in words
 
 
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):  # a terminal without UTF-8 gets "?" for "…", and no error
+        stream.reconfigure(errors="replace")
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which batch systems send before they kill."""
 

@@ -231,6 +231,7 @@ class Run:
             sample = row.pop("sample", None)
             if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
                 sample["prompt"] = learner.tokenizer.decode(sample["prompt_ids"])
+            row.setdefault("train/lr", optimizer.param_groups[0]["lr"])
             line = f"{label}{step_line(step, total, row, metrics)}"
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
             if due and self.evaluated[1]:

@@ -772,7 +772,7 @@ def test_rare_relations_are_a_fiftieth_of_training_and_a_tenth_of_the_test(tmp_p
 
 
 SMALL = (
-    "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 8 --sft-sampled 0 --sft-templates 12 "
+    "--questions-per-step 6 --mini-batch 3 --per-graph 8 --eval-limit 4 --sft-sampled 0 --sft-templates 12 "
     "--sft-epochs 2 --max-turn 12 --lr 1e-3 --curve-questions 4 --save-every 1"
 ).split()
 
@@ -952,7 +952,7 @@ def test_the_papers_numbers_are_those_of_its_tables():
 @pytest.mark.slow
 def test_a_real_tokenizer_a_real_graph_and_every_stage(tmp_path, qwen):
     small = (
-        "--graph-encoder= --questions-per-step 2 --mini-batch 2 --per-graph 3 --eval-limit 2 --sft-sampled 0 "
+        "--graph-encoder= --questions-per-step 2 --mini-batch 2 --per-graph 3 --eval-limit 1 --sft-sampled 0 "
         "--sft-templates 3 --sft-epochs 2 --sft-batch 1 --max-turn 8 --steps 2 --max-edges 3 "
         "--max-rounds 3").split()
     source = next(sample("lightrag_graph").rglob("*.graphml"))

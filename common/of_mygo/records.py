@@ -18,7 +18,6 @@ METRICS = POLICY | {
                                "searches and turns"),
     "rollout/tokens_total": Metric("tokens sampled so far; --token-budget ends training by it"),
     "train/tokens": Metric("tokens that the step's updates learned from"),
-    "train/lr": Metric("learning rate of the step's last update"),
     "select/threshold": Metric("K of the iteration", CHOICE, "K {:.2f}"),
     "select/accepted": Metric("share of the attempts that were chosen to learn from", CHOICE),
     "select/attempts": Metric("attempts of the iteration", line="attempts {:.0f}"),

@@ -90,12 +90,11 @@ def held_out(question):
 
 
 def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
-    """Splits for evaluation: questions with one or two hops and with more, at most limit / 2 each (0 = all).
+    """Splits for evaluation: questions with one or two hops and with more, at most `limit` each (0 = all).
     Their retriever is the tools."""
     found = []
-    each = limit and (limit // 2 or 1)
     for name, hops in (("1-2-hop", "12"), ("3-hop", "3")):
-        drawn = splits.drawn([q for q in questions if has_hops(q, hops)], each, seed)
+        drawn = splits.drawn([q for q in questions if has_hops(q, hops)], limit, seed)
         if drawn:
             found.append(data.Split(name, drawn, tools, evaluated=evaluated))
     return found
@@ -225,8 +224,8 @@ def load_world(cfg, folder):
     train = world_task(cfg, folder, "train", TRAINED_DOMAINS, cfg.per_graph)
     train.questions = some(train.questions, cfg.limit or len(train.questions))
     names = (cfg.eval_data or "test").split(",")
-    limit = cfg.eval_limit or 400
-    count = math.ceil(limit / (2 * len(DOMAINS)))
+    limit = cfg.eval_limit or 200
+    count = math.ceil(limit / len(DOMAINS))
     evals = []
     for name in names:
         task = world_task(cfg, folder, name, DOMAINS, count)

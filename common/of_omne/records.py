@@ -29,7 +29,6 @@ del PPO["rollout/flat_groups"]  # advantages are not compared within groups
 
 SFT = STEP | UPDATE | {
     "train/loss": Metric("the weighted loss, mean of the updates", "weighted loss", "loss {:.4f}"),
-    "train/lr": Metric("learning rate of the step's last update"),
     "sft/weight": Metric("mean weight of a learned token", line="weight {:.2f}"),
     "sft/tokens": Metric("tokens that the step's updates learned from"),
 }
