@@ -178,6 +178,7 @@ ASKED = "Who made the Hill 3?"
     {"value": f"{ASKED} Think step by step.\nPut the answer in a box."},
     {"value": "Hello!", "later": f"And now:\n{ASKED}"}])
 def test_conversations_of_evaluated_questions_are_left_out_in_any_prompt(row, taught, tmp_path, capsys):
+    row = dict(row)
     first, later = row.pop("value", "as --collect has it"), row.pop("later", "Thanks.")
     row["conversations"] = [
         {"from": "human", "value": first}, {"from": "gpt", "value": "Bo"},

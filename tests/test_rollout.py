@@ -160,6 +160,7 @@ def loss_and_gradient(model, trajectories, **how):
 def test_sharing_packing_order_and_micro_batches_change_nothing(model, how):
     trajectories = rollout.prefix_order(tree())
     loss, gradient = loss_and_gradient(model, trajectories, share_prefixes=False)
+    how = dict(how)
     if how.pop("order", None):
         trajectories = trajectories[::-1]
     if how.get("parts"):
