@@ -143,6 +143,9 @@ def read_evaluations(folder, when=""):
         name, _, suffix = parts.groups()
         if (suffix or "") == when:
             found[name] = read_json(file, dict)
+            kinds = [type(found[name].get(key)) for key in ("summary", "predictions")]
+            if kinds != [dict, list] or not all(isinstance(row, dict) for row in found[name]["predictions"]):
+                raise RunError(f"{file} is no evaluation of ours: {REMEDY}")
     return found
 
 
@@ -155,6 +158,8 @@ def read_jsonl(path):
         try:
             if line:
                 rows.append(json.loads(line))
+                if not isinstance(rows[-1], dict):
+                    raise RunError(f"{path}: line {number} is no JSON object: {REMEDY}")
         except (ValueError, RecursionError) as error:
             if number < len(lines):
                 raise RunError(f"{path}: line {number} is not valid JSON: {REMEDY}") from error
