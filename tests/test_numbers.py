@@ -1,6 +1,7 @@
 """Numbers that are only reported, and what --seed and defaults have to change: each worked by hand, since a
 run that is compared with itself shows none of them."""
 
+import asyncio
 import math
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,13 +16,16 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, metrics, report, rollout, training
+from common import data, guards, kg, metrics, report, rollout, training
 from common import model as models
 from common import run as runs
+from common.engine import TransformersEngine
+from common.of_askit import encoders, evidence, tiny_encoders
 from common.of_at2po import baselines, trees
 from common.of_mygo import records as of_mygo
 from common.of_omne import records as of_omne
 from common.rollout import Outcome, Trajectory, Turn
+from common.warmup import warmup
 from common.world import hard, tiny
 from tests.test_at2po import CFG, Node, root_of, turn
 
@@ -290,3 +294,104 @@ def test_sft_s_rate_goes_on_from_one_line_of_metrics_to_the_next(monkeypatch):
     omne_r1.train_sft(SimpleNamespace(cfg=cfg, steps=steps), policy, [turn(0)] * 20)
     expected = partial(training.cosine_lr, total=60, peak=1.0, warmup=1)
     assert rates == pytest.approx([expected(n) for n in range(60)]) and rates[30] < rates[20] < 1
+
+
+# ---- what else no run shows when it is compared with itself
+
+def test_attempts_that_are_thrown_away_count_in_mygo_s_budget(monkeypatch):
+    def attempt():
+        info = mygo_mujica.PlannerInfo(tokens=7, workers=[[]])
+        return Trajectory("q", [7], [Turn([1], [-1.0], "", "")], info=info)
+
+    kept = {}
+
+    def steps(policy, optimizer, total, state, share, **_):
+        kept.update(state=state)
+        return [(1, {})]
+
+    monkeypatch.setattr(mygo_mujica, "sample", lambda *_, **__: ([[attempt(), attempt()]], .5))
+    monkeypatch.setattr(mygo_mujica, "select", lambda *_: [])
+    monkeypatch.setattr(mygo_mujica, "write_sharegpt", lambda *_: None)
+    question = data.Question("q", "?", ["x"])
+    monkeypatch.setattr(data, "batch_of_step", lambda *_: [question])
+    cfg = mygo_mujica.Config()
+    policy = rollout.Policy(tiny.tiny_model(TOKENS, width=32), TOKENS, None)
+    run = SimpleNamespace(cfg=cfg, steps=steps, sampling=lambda *_: nullcontext(), folder=None)
+    mygo_mujica.train(run, "mygo", policy, policy, None, mygo_mujica.Place("train", [question], None))
+    assert kept["state"]["tokens"] == 14
+
+
+def test_omne_s_turns_have_seeds_of_their_own(monkeypatch):
+    async def reply(*_):
+        return "seen"
+
+    monkeypatch.setattr(omne_r1, "read_round", lambda text: ("call", None))
+    monkeypatch.setattr(omne_r1, "reply_to", reply)
+    monkeypatch.setattr(omne_r1, "render_observation", lambda *_: [5])
+    monkeypatch.setattr(omne_r1, "result_of", lambda *_: Outcome("x", ""))
+    engine = Asked("w1 w2")
+    policy = rollout.Policy(None, TOKENS, engine)
+    player = SimpleNamespace(cfg=omne_r1.Config(), policy=policy, prompt_ids=[1], search=None, seed=0,
+                             temperature=1.0, watch=None)
+    asyncio.run(omne_r1.play(player, data.Question("q", "?", ["x"]), "p"))
+    assert len(set(engine.seeds)) == len(engine.seeds) == 7
+
+
+def test_a_text_has_one_vector_whatever_stands_beside_it_and_frozen_ones_have_length_1():
+    model, tokenizer = tiny_encoders.tiny_bert("encoder")
+    pairs = encoders.PairTokenizer("coarse", tokenizer, 64)
+    encoder = encoders.Encoder(model.eval(), pairs, 1000)
+    short, long = pairs.ids("film"), pairs.ids("film of a country and a city and a river")
+    with torch.no_grad():
+        alone, beside = encoder.encode([short])[0], encoder.encode([short, long])[0]
+    torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-5)
+    case = evidence.make_case(data.Question("q", "Who?", ["x"], context=[["A", ["A film.", "A city."]]]))
+    evidence.tokenize(pairs, [case])
+    evidence.freeze_vectors(encoder, [case])
+    assert case.vectors.norm(dim=1).tolist() == pytest.approx([1, 1])
+
+
+def test_a_warm_up_s_update_is_a_mean_over_all_its_tokens(monkeypatch):
+    """In one pass or in three: demonstrations of 2, 9 and 20 tokens, by plain gradient descent."""
+    found = []
+    monkeypatch.setattr(training, "make_optimizer", lambda m, *a, **k: torch.optim.SGD(m.parameters(), 1.0))
+    monkeypatch.setattr(training, "set_lr", lambda *_: None)
+    for micro_tokens in (1000, 24):
+        model = tiny.tiny_model(TOKENS, width=32)
+        examples = [[Trajectory("q", [3, 4], [Turn([5 + n % 9 for n in range(size)], [0.0] * size, "", "")])]
+                    for size in (2, 9, 20)]
+        cfg = at2po.Config(micro_tokens=micro_tokens)
+        run = SimpleNamespace(cfg=cfg, steps=lambda *_, **__: [(1, {})])
+        warmup.train(run, 1, rollout.Policy(model, TOKENS, None), examples)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_small_numbers_by_hand():
+    rows = {"a": {"summary": {"em": 1.0}}, "b": {"summary": {"em": 0.0, "by_rule": True}}}
+    assert metrics.mean_em(rows) == 1
+    said = []
+    counts = guards.watch({"train/kl": -.2}, [], said.append, {"train/kl": None})
+    assert counts["guard/kl"] == 1 and "-0.20 nats" in said[0]
+    graph = kg.empty_graph(directed=False)
+    graph.add_edge("A", "A", relation="r")
+    assert kg.KnowledgeGraph(graph).facts("A") == [("A", "r", "A")]
+    paths = [Trajectory("q", [1, 2], [Turn([3] * n, [0.0] * n, "", "")]) for n in (4, 4, 4, 9)]
+    parts = rollout.micro_batches(paths, 12, share_prefixes=True)
+    assert [len(part) for part in parts] == [2, 1, 1]  # 2 + 4 + 4, then 2 + 4; 2 + 9 alone
+
+
+def test_seeds_that_are_far_apart_draw_otherwise_and_each_row_has_its_temperature():
+    model = tiny.tiny_model(TOKENS, width=32)
+    engine = TransformersEngine(model, TOKENS)
+
+    def sampled(*asked):
+        agents = [engine.generate([3, 4], max_tokens=20, temperature=t, seed=seed) for seed, t in asked]
+        engine.eos = set()
+        return [g.token_ids for g in rollout.run_agents(agents, engine, rollout.BatchedSearch(None),
+                                                        rollout.no_progress)]
+
+    assert len({tuple(ids) for ids in sampled((1, 1.0), (4097, 1.0), (1 + 2**32, 1.0))}) == 3
+    greedy, = sampled((0, 0.0))
+    hot, = sampled((5, 3.0))
+    assert sampled((0, 0.0), (5, 3.0)) == [greedy, hot]

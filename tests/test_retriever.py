@@ -605,7 +605,9 @@ def encode_with(monkeypatch, tmp_path):
 
             def encode(self, texts, **options):
                 vectors = np.array([vector(text) for text in texts], np.float32)
-                return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+                if options["normalize_embeddings"]:
+                    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+                return vectors
 
         monkeypatch.setattr(sentence_transformers, "SentenceTransformer", Encoder)
         folder = tmp_path / "words"
