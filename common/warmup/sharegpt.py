@@ -50,7 +50,10 @@ def collect(file, trajectories, questions, rows_of):
     told = f"{right} of {len(trajectories)} trajectories are right"
     told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
     if not rows:
-        return warn(f"{told}. Nothing was written to {file}: ask a stronger model")
+        advice = "look at what it wrote: eval_*.json, or the page"  # a format rule may be the server's doing
+        if fate.most_common(1)[0][0] == WRONG:
+            advice = "ask a stronger model"
+        return warn(f"{told}. Nothing was written to {file}: {advice}")
     distributed.once(_add, file, rows)
     say(f"{file}: {told}. --warmup-data {file} learns them")
 
@@ -62,13 +65,16 @@ def _add(file, rows):
     lines.close()
 
 
+WRONG = "wrong answer"
+
+
 def why_not(trajectory):
     """Why nobody should learn from a trajectory; empty where somebody may."""
     info = trajectory.info
     if info.problem:
         return info.problem
     if info.em < 1:
-        return "wrong answer"
+        return WRONG
     if any(turn.stop_reason == "length" for turn in trajectory.turns):
         return "a turn was cut off"
     if info.searches < len(trajectory.turns) - 1:
