@@ -497,16 +497,13 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
     share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)
     loss = -(share * objective).sum() / (num_sequences or len(tokens))
 
-    too_high = (s > 1 + clip_high) & (advantages > 0)
-    too_low = (s < 1 - clip_low) & (advantages < 0)
-    return loss, training.loss_stats(log_ratio, too_high | too_low, tokens, s)
+    clipped = (s > 1 + clip_high) & (advantages > 0) | (s < 1 - clip_low) & (advantages < 0)
+    return loss, training.loss_stats(log_ratio, clipped, tokens, s)
 
 
 def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
-    """turn_loss from tokens. Returns (loss, stats).
-
-    All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
+    """turn_loss from tokens. Returns (loss, stats). All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
     old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
     its turns, numbered from 0 in each row; -1 elsewhere. A turn's advantage is its tokens' mean."""
     # the mask as bool; refuses shapes that do not fit
@@ -517,23 +514,17 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     return turn_loss(log_ratio, of_turns / tokens.clamp(min=1), tokens, clip_low, clip_high, num_sequences)
 
 
-def update_spread(log_ratio, tokens):
-    """Eq 13, logged only: how evenly an update is spread over turns, from 0 to 1. A turn's share is its
-    -log-ratio, divided by the sequence's sum; p = softmax of the K shares; H(p) / log K, or 0 for one turn.
-    Both are (B, K), as in turn_loss."""
+def update_spread(log_ratio, response_mask, turn_ids):
+    """Eq 13, logged only: how evenly an update is spread over the turns of each sequence, (B,) from 0 to 1. A
+    turn's share is the sum of its tokens' -log-ratios, divided by the sequence's sum; p = softmax of the K
+    shares; H(p) / log K, or 0 for one turn. log_ratio: new - old, (B, T)."""
+    sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
-    total = -log_ratio.sum(1, keepdim=True)                                        # (B, 1)
-    share = -log_ratio / torch.where(total.abs() > 1e-12, total, 1.0)
+    total = sums.sum(1, keepdim=True)                                              # (B, 1)
+    share = sums / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
-    return float(torch.where(real.sum(1) > 1, entropy, 0.0).mean())
-
-
-def spread_sums(logprobs, batch):
-    """For the step's mean of Eq 13, from tokens: a difference of sums is too coarse to be divided by."""
-    moved = logprobs.detach() - batch.old_logprobs
-    log_ratio, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
-    return {"spread_sum": len(moved) * update_spread(log_ratio, tokens), "sequences": len(moved)}
+    return torch.where(real.sum(1) > 1, entropy, 0.0)
 
 
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
@@ -613,7 +604,8 @@ def train(run, policy, reference, split):
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0
-                    stats |= spread_sums(logprobs, b)
+                    moved = logprobs.detach() - b.old_logprobs
+                    stats["spreads"] = update_spread(moved, b.response_mask, b.turn_ids).tolist()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
             if meter.end_update(norm):  # else loss or gradient is not a number: no update

@@ -190,6 +190,7 @@ def test_a_mask_may_have_any_dtype(dtype):
         losses = [
             at2po.atpo_loss(new, old, advantages, given, turns, .1, .1)[0],
             training.grpo_loss(new, old, advantages, given, weights, kl_coef=.1, ref_logprobs=ref)[0],
+            at2po.update_spread(new.detach() - old, given, turns),
             *omne_r1.ppo_loss(new, old, advantages, new, rewards, given, .1, 5)[:2],
             mygo_mujica.mle_loss(new, given, 5), *omne_r1.gae(rewards, new, given, .9, .8)[0],
             weighted_cross_entropy(hidden, head, labels, given),

@@ -24,8 +24,8 @@ METRICS = POLICY | {
 def step_metrics(roots, meter, retriever):
     """A step's row: of its trees, of its updates (training.Meter), of a search server."""
     row = meter.means() | rollout_metrics(roots) | rollout.search_repairs(retriever)
-    if "spread_sum" in meter.total:
-        row["train/turn_entropy"] = meter.total["spread_sum"] / meter.total["sequences"]
+    if "spreads" in meter.total:
+        row["train/turn_entropy"] = rollout.mean(meter.total["spreads"])
     return row
 
 

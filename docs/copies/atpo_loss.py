@@ -15,6 +15,6 @@ loss, stats = atpo_loss(new, old, advantages, mask, turns, clip_low=.2, clip_hig
 assert abs(loss.item() + (2 * 2.2 - 1.2) / 3) < 1e-6 and stats["clipped_tokens"] == 2
 gradient = torch.autograd.grad(loss, new)[0][0]
 assert torch.allclose(gradient, torch.tensor([0, 0, 0, .4])), gradient
-even, tokens = torch.tensor([[.2, .2]]), torch.tensor([[2, 1]])
-assert abs(update_spread(even, tokens) - 1) < 1e-6
+even = torch.tensor([[.1, .1, 0, .2]])
+assert abs(update_spread(even, mask, turns).item() - 1) < 1e-6
 print(f"loss {loss.item():.4f}, gradient {gradient.tolist()}")
