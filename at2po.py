@@ -503,9 +503,12 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
 
 def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
-    """turn_loss from tokens. Returns (loss, stats). All are (B, T); [b, t] belongs to token t (log-probs are shifted already). logprobs: in float32;
-    old_logprobs, advantages: without gradient. response_mask: what the policy sampled, any dtype. turn_ids:
-    its turns, numbered from 0 in each row; -1 elsewhere. A turn's advantage is its tokens' mean."""
+    """turn_loss from tokens. Returns (loss, stats). All are (B, T); [b, t] belongs to token t (log-probs are
+    shifted already).
+
+    logprobs: in float32; old_logprobs, advantages: without gradient. response_mask: what the policy sampled,
+    any dtype. turn_ids: its turns, numbered from 0 in each row; -1 elsewhere. A turn's advantage is its
+    tokens' mean."""
     # the mask as bool; refuses shapes that do not fit
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
