@@ -25,8 +25,7 @@ are divided by the population's std (authors' code); there is no KL term.
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
     python at2po.py --eval-only --model Qwen/Qwen3-4B --data musique-dev             ReAct: no training
     python at2po.py --world plain --ask "Who is the spouse of the composer of the film Empty Ocean?"
-Where paper, authors' code and ours differ: docs/differences.md, which also says which edition's sections and
-tables are cited. Numbers reached: results/README.md.
+Where paper, code and ours differ, and the edition cited: docs/differences.md. Numbers: results/README.md.
 """
 
 import asyncio
@@ -531,11 +530,9 @@ def update_spread(log_ratio, response_mask, turn_ids):
 
 
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
-    """(loss, stats) of a micro-batch. logprobs (B, T), turn_logprobs (B, K): of tokens, and summed over turns
-    (kernels/turn_logprob.py). The denominator is num_sequences of the whole mini-batch, all ranks (DAPO and
-    AEPO: num_tokens)."""
-    # --sampler-correction multiplies the advantages by the trainer's probability over the engine's; a turn
-    # gets the mean over its tokens
+    """(loss, stats) of a micro-batch, from log-probs of tokens (B, T) and of turns (B, K). The denominator is
+    num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
+    # times the trainer's probability over the engine's; a turn gets the mean over its tokens
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
