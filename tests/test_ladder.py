@@ -208,7 +208,7 @@ def test_a_run_that_fails_ends_the_table_with_what_it_said(tmp_path):
     assert not (tmp_path / "begun").exists()
 
 
-@pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 12), ("table4", 7)])
+@pytest.mark.parametrize("table, labels", [("table1", 4), ("table2", 13), ("table4", 7)])
 def test_the_flags_of_every_row_are_ones_that_the_script_takes(table, labels):
     recipe = ladder.read_tables("at2po")[table]
     flags = {}

@@ -21,7 +21,7 @@ from common.world import demonstrations, hard
 # Part of every policy's recipe. Change it when the world, the demonstrations, the rendering, the model or the
 # warm-up make other weights. Cached policies are then made anew; those that come with the project are made by
 # `python -m common.world make`.
-VERSION = "2"
+VERSION = "3"
 START = Path(__file__).parent / "start"
 
 
