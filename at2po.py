@@ -72,15 +72,14 @@ class Config(flags.PassageFlags):
     max_response: int = 6192        # tokens of the response, observations included | Table 3
     # the question inside the system message (the authors'), or in a user message
     prompt_form: Literal["system", "chat"] = "system"
-    # stop at </answer>; off: the policy has to learn to end its sequence | authors' code
+    # stop at </answer>; off: the policy learns to end | authors' code
     stop_at_answer: bool = False
     temperature: float = 1.0        # in training; top-p 1, no top-k | authors' code
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit, loss
     bad_format_reward: float = -1.0  # reward of a bad format; 0 in the sentence before it | Eq 16
-    # V(n): the children's values, weighted by their entropies, by the softmax of these (authors' code) or
-    # equally; leaf-mean = of the leaves below, equally | Eq 3, Table 2
+    # V(n): children's mean, by H, its softmax or none | Eq 3, Table 2
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
@@ -88,8 +87,7 @@ class Config(flags.PassageFlags):
     # tree-grpo = the leaf's reward, standardised over the tree, plus standardised over the leaves below the
     # same first turn | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
-    # one ratio per turn (atpo), per sequence (gspo) or per token; the baselines have defaults of their own
-    # | Eq 10-11
+    # one ratio per turn (atpo), sequence (gspo) or token; baselines have own defaults | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
     clip_low: float = 3e-3          # the ratio is clipped below 1 - clip_low | sec. 5.1
     clip_high: float = 4e-3         # and above 1 + clip_high | sec. 5.1
@@ -581,8 +579,7 @@ def train(run, policy, reference, split):
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(learned_roots), cfg.mini_batch):
                 trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
-                # a flat tree has no gradient: no forward pass, and (ours) no KL. It counts in the
-                # denominators: the mean (Eq 10) is over all sampled leaves
+                # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
                 with_advantages = [t for t in trajectories if t.advantages]
                 # this rank's micro-batches, with old_logprobs; share_prefixes: common turns are computed once
                 batches = training.prepare(

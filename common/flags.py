@@ -66,9 +66,7 @@ class PolicyFlags(Flags):
     # OPENAI_API_KEY
     policy: str = ""
     policy_model: str = ""        # the name it knows the model by
-    # folder or hub id with that model's tokenizer: prompts are then rendered here, as in training, and go to
-    # /v1/completions; else messages go to /v1/chat/completions, under the server's own template
-    policy_tokenizer: str = ""
+    policy_tokenizer: str = ""    # its tokenizer's folder: prompts are rendered here, for /v1/completions
     # with --eval-only: new file for the right trajectories on training questions, which --warmup-data learns
     collect: str = ""
 

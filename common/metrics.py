@@ -87,14 +87,15 @@ def bootstrap_interval(values):
     """(mean, low, high): 95 % percentile interval of the mean, questions drawn anew 2000 times. Equal values
     would have no width: they have that of Wilson's interval for none of n.
 
-    >>> [round(x, 2) for x in bootstrap_interval([0, 0])]
-    [0.0, -0.66, 0.66]
+    >>> [round(x, 2) for x in bootstrap_interval([0, 0])], [round(x, 2) for x in bootstrap_interval([1, 1])]
+    ([0.0, -0.66, 0.66], [1.0, 0.34, 1.0])
     """
     values = np.asarray(values, dtype=float)
     n = len(values)
     if (values == values[0]).all():
         half = 1.96**2 / (n + 1.96**2)
-        return float(values[0]), float(values[0] - half), float(values[0] + half)
+        most = max(1.0, abs(values[0]))  # of shares and their differences
+        return float(values[0]), float(max(-most, values[0] - half)), float(min(most, values[0] + half))
     rng = np.random.default_rng(0)
     rows = rng.integers(0, n, (2000, n))
     means = values[rows].sum(1) / n
@@ -107,8 +108,6 @@ def with_interval(key, values):
     """{key, key_low, key_high} for a summary; of shares from 0 to 1, or of counts from 0."""
     mean, low, high = bootstrap_interval(values)
     low = max(0.0, low)
-    if max(values) <= 1:
-        high = min(1.0, high)
     return {key: mean, f"{key}_low": low, f"{key}_high": high}
 
 

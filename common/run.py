@@ -201,7 +201,6 @@ class Run:
         share(step) -> how much of the training is done after it, of 1, where another budget than steps may
             end it.
         guard: {name: function} of a script's own, beside those of common/guards.py."""
-        from common.page import record
         cfg, folder, metrics = self.cfg, self.folder, self.metrics
         state = {} if state is None else state
         share = share or (lambda step: step / max(1, total))
@@ -231,13 +230,13 @@ class Run:
             sample = row.pop("sample", None)
             if sample and "prompt_ids" in sample:  # (askit.py has no prompts)
                 sample["prompt"] = learner.tokenizer.decode(sample["prompt_ids"])
-            row.setdefault("train/lr", optimizer.param_groups[0]["lr"])
-            line = f"{label}{step_line(step, total, row, metrics)}"
+            if optimizer:
+                row.setdefault("train/lr", optimizer.param_groups[0]["lr"])
+            told = [f"{label}{step_line(step, total, row, metrics)}"]  # once it is saved: it cannot be lost
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
             if due and self.evaluated[1]:
                 row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
-            warnings = []
-            row |= guards.watch(row, earlier, warnings.append, metrics, guard, coarsest_precision(cfg))
+            row |= guards.watch(row, earlier, told.append, metrics, guard, coarsest_precision(cfg))
             if sample:
                 folder.append("samples.jsonl", [sample])
             folder.log(row)
@@ -245,11 +244,7 @@ class Run:
             if save_every and step % save_every == 0:
                 self.save(learner, optimizer, step, state)
                 saved = step
-            console.print(line, markup=False)  # saved first: what is announced is not lost
-            for warning in warnings:
-                warn(warning)
-            if sample and step % SHOW_EVERY == 0:
-                record.explain_best_and_worst(sample)
+            announce(sample if step % SHOW_EVERY == 0 else None, *told)
             if distributed.rank() == 0 and (due or time.time() > page_at):
                 page_at = time.time() + PAGE_EVERY
                 page_so_far(folder, f"step {step} of {total}")
@@ -389,6 +384,16 @@ def step_line(step, total, row, metrics):
     if "time/left" in row:
         parts.append(f"{clock(row['time/elapsed'])}, {clock(row['time/left'])} left")
     return " | ".join(parts)
+
+
+def announce(sample, line, *warnings):
+    """On the terminal: a step's line, what its guards say, now and then two trajectories."""
+    console.print(line, markup=False)
+    for warning in warnings:
+        warn(warning)
+    if sample:
+        from common.page import record
+        record.explain_best_and_worst(sample)
 
 
 @contextmanager

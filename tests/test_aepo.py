@@ -128,7 +128,7 @@ def test_the_loss_of_aepo_is_the_soft_one_and_grpo_s_is_not():
         response_mask=torch.ones(1, 1).bool())
     for loss, gradient in (("aepo", -1.2), ("grpo", 0.0)):
         cfg = at2po.parse_args(["--loss", loss, "--kl-coef", "0"])
-        found, _ = at2po.policy_loss(new, batch, cfg, 1, 1)
+        found, _ = at2po.policy_loss(new, None, batch, cfg, 1, 1)
         assert torch.autograd.grad(found, new)[0].item() == pytest.approx(gradient)
 
 

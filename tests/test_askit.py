@@ -779,7 +779,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
 
     shown = table(cfg)
     assert [row[:2] for row in shown] == [["supervised", "test"], ["ppo", "test"]]
-    assert shown[1][6:8] == ["supervised", "+1.000 [+1.000, +1.000]"]
+    assert shown[1][6:8] == ["supervised", "+1.000 [+0.342, +1.000]"]
     assert "supervised: that of first-supervised" in " ".join(capsys.readouterr().out.split())
     third = replace(cfg, name="third", before="second,first")
     left(base / "third", "sqg")

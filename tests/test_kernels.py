@@ -213,7 +213,7 @@ def test_no_loss_reads_what_was_not_sampled(junk):
     for loss in (
         lambda x: mygo_mujica.mle_loss(x, mask, 5),
         lambda x: omne_r1.weighted_loss(x, mask / 2, 2.5),
-        lambda x: torch.tensor(at2po.update_spread(x.detach(), mask, turns)) + 0 * x[mask].sum(),
+        lambda x: at2po.update_spread(x.detach(), mask, turns).sum() + 0 * x[mask].sum(),
     ):
         found = []
         for elsewhere in (0.0, junk):

@@ -740,7 +740,7 @@ def test_a_table_of_stages_by_hand(tmp_path):
     gain = metrics.signed(metrics.bootstrap_interval([1, 0, 0, 0]))
     assert lines[2]["by question"] == gain and lines[2]["by seed"] == lines[2]["EM by seed"] == ""
     assert lines[2]["tokens"] == "1.5"
-    assert lines[4]["by question"] == "+1.000 [+1.000, +1.000]"
+    assert lines[4]["by question"] == "+1.000 [+0.342, +1.000]"
     assert [line["EM"] for line in lines[5:]] == ["0.500", "0.875"]  # each set counts the same
     assert lines[6]["paper"] == "other one+two" and lines[6]["by question"] == ""
     report.method_table(tmp_path / "y", "y", {"short": [short], "other": [other]}, "short", None, columns)

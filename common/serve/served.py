@@ -127,6 +127,7 @@ class ServedEngine:
             self.kept.close()
         self.kept = Keyed(file)
         self.chat.answered = self.chat.answered or bool(self.kept.known)
+        self.continues = self.continues or self.chat.answered  # (else the run before would have ended)
         self.refused, self.told = [], 0
 
     def refuse_few_answers(self):
