@@ -59,8 +59,8 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round (the PDF's K) | sec. 5.1
-    # which turns get a sibling: uncertain or random ones; none = chains, branches = chains that split: the
-    # baselines' | Algorithm 1
+    # which turns get a sibling: by entropy, or random ones; none (chains) and branches are the baselines'
+    # | Algorithm 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
