@@ -11,8 +11,8 @@ The order is always the same:
                    # it fills `row` with metrics, row["sample"] with what the page shows
         run.evaluate()
 
-Behind the body of a step: the line on the terminal, the guards, an evaluation where one is due,
-metrics.jsonl and samples.jsonl, the checkpoint. What the body raises goes straight through: nothing of a
+Behind the body of a step: an evaluation where one is due, the guards, metrics.jsonl and
+samples.jsonl, the checkpoint, and then the line on the terminal. What the body raises goes straight through: nothing of a
 broken step is written.
 """
 

@@ -693,6 +693,7 @@ def test_accuracy_within_the_standard_pattern_has_an_interval():
     found = records.by_standard([*standard, *[{"standard": 0.0, "em": 0}] * 3])
     assert found["em_standard"] == .4 and 0 <= found["em_standard_low"] < .4 < found["em_standard_high"] <= 1
     assert [found[key] for key in ("em_other", "em_other_low")] == [0, 0]
+    assert found["em_other_high"] == pytest.approx(1.96**2 / (3 + 1.96**2))  # Wilson's, of none of three
     assert not [key for key in records.by_standard(standard) if key.startswith("em_other")]
     for turns, is_one in (((MATCH, NODE, ANSWER), True), ((MATCH, MATCH, ANSWER), False)):
         assert is_standard(played(*turns)) == is_one
