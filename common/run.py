@@ -12,8 +12,8 @@ The order is always the same:
         run.evaluate()
 
 Behind the body of a step: an evaluation where one is due, the guards, metrics.jsonl and
-samples.jsonl, the checkpoint, and then the line on the terminal. What the body raises goes straight through: nothing of a
-broken step is written.
+samples.jsonl, the checkpoint, and then the line on the terminal. What the body raises goes straight through:
+nothing of a broken step is written.
 """
 
 import importlib
