@@ -139,6 +139,17 @@ def test_prefixes_are_reused_and_change_nothing(Engine, wide):
     assert_same(warm, reused(again)[0])
 
 
+@pytest.mark.parametrize("length", range(20, 28))
+def test_a_turn_of_any_length_is_continued_as_if_it_were_read_anew(policy, length):
+    """Its last token was sampled and never read: no block of 8 may claim its keys."""
+    engine = endless(TransformersEngine, policy)
+    start = [5 + i % 30 for i in range(length)]
+    first, _ = generate(policy, [(start, 1)], engine=engine)
+    continued = [(start + first[0].token_ids + [6, 7, 8], 2)]
+    results, _ = generate(policy, continued, engine=engine)
+    assert engine.reused_tokens >= length + 11 - 7 and drift(policy[0], continued, results) < 2e-5
+
+
 async def grow(engine, ids, name, turns=4):
     """[(turns that are left, ids)] of a chain: each turn behind an observation."""
     states = [(turns, ids)]

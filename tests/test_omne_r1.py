@@ -921,6 +921,19 @@ def test_rows_of_tables_are_what_they_say():
     assert len(of("table8")) == 5
 
 
+def test_direct_answers_are_measured_with_the_question_alone(tokenizer):
+    """No instructions, no tools, and what is said behind a thought is the answer (Table 2)."""
+    for think, text in (("on", "<think> why </think> Velia"), ("off", "Velia")):
+        cfg = omne_r1.replace(CFG, stage="direct", think=think)
+        engine = Scripted(tokenizer, [text], ends=True)
+        player = omne_r1.DIRECT.player(Policy(None, tokenizer, engine), None, asked(), cfg, 0, 1.0)
+        agents = [omne_r1.answer_directly(player, asked(), "q")]
+        answered, = rollout.run_agents(agents, engine, rollout.BatchedSearch(None))
+        said = tokenizer.decode(engine.contexts[0])
+        assert "Who is it?" in said and "node_info" not in said and "entity_matcher" not in said
+        assert len(engine.contexts) == 1 and answered.info.em == 1
+
+
 def printed(number):
     """Numbers of the paper's table, by its rows' words."""
     text = sample("../papers/omne_r1.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 from common import flags, process
-from common.files import Lines, RunError, read_jsonl
+from common.files import Lines, RunError, read_evaluations, read_jsonl
 from tests.conftest import ROOT, forked
 from tests.test_flags import SCRIPTS
 from tests.test_run import ten_lines
@@ -243,6 +243,20 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
     import kernels
     with pytest.raises(AttributeError, match="no attribute 'get_kernel'"):
         _ = kernels.get_kernel
+
+
+def test_a_terminal_without_utf_8_shows_help():
+    done = subprocess.run([sys.executable, "askit.py", "--help"], cwd=ROOT, capture_output=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 0 and b"--stage" in done.stdout and done.stdout.isascii(), done.stderr[-500:]
+
+
+@pytest.mark.parametrize("text", [
+    '{"summary": {}}', '{"summary": {}, "predictions": ["x"]}', "[]", "[" * 100_000])
+def test_an_evaluation_of_another_form_is_named(tmp_path, text):
+    (tmp_path / "eval_test.json").write_text(text)
+    with pytest.raises(RunError, match="eval_test.json (is no evaluation|holds no dict|cannot be read)"):
+        read_evaluations(tmp_path)
 
 
 def test_a_line_that_a_kill_cut_off_goes_from_a_file_that_can_be_read_alone(tmp_path):

@@ -172,6 +172,7 @@ def change(folder, name, value):
     ("checkpoint", None, "its checkpoint/ is gone"),
     ("config.json", "{", "config.json cannot be read (JSONDecodeError)"),
     ("config.json", "[]", "config.json holds no dict"),
+    ("config.json", "[" * 100_000, "config.json cannot be read (RecursionError)"),
     ("metrics.jsonl", lambda old: b"garbage\n" + old, "metrics.jsonl: line 1 is not valid JSON"),
     ("metrics.jsonl", lambda old: b"\xff\xfe\n" + old, "metrics.jsonl: line 1 is not valid JSON")])
 def test_resuming_a_damaged_run_is_one_line_and_changes_nothing(tmp_path, one_step, name, value, message):

@@ -16,7 +16,7 @@ from common import data, retriever, training
 from common import model as models
 from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
-from common.warmup import demonstrations, warmup
+from common.warmup import demonstrations, sharegpt, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import ROOT, interrupts, sample, small_qwen
 from tests.test_chat import byte_level
@@ -290,6 +290,18 @@ def test_conversations_on_file_are_learned_as_they_stand(tmp_path, small):
                        "--eval-only", "--max-response", "20", "--name", "c"))
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert json.loads((folder / "config.json").read_text())["demonstrations"] == 1
+
+
+def test_openai_s_messages_are_read_as_sharegpt_s(tmp_path):
+    said = [("system", "Be brief."), ("user", "Who?"), ("assistant", "<think> a </think>"), ("tool", "seen"),
+            ("assistant", "Bo")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    row, = sharegpt.read(write(tmp_path / "c.jsonl", [{"messages": messages}]), ())
+    told = ["human", "gpt", "observation", "gpt"]
+    assert row["system"] == "Be brief." and [m["from"] for m in row["conversations"]] == told
+    assert [m["value"] for m in row["conversations"]] == [text for _, text in said[1:]]
+    with pytest.raises(data.DataError, match="line 1: expected"):
+        sharegpt.read(write(tmp_path / "d.jsonl", [{"messages": messages[1:3][::-1]}]), ())
 
 
 def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
