@@ -930,7 +930,8 @@ def test_direct_answers_are_measured_with_the_question_alone(tokenizer):
         agents = [omne_r1.answer_directly(player, asked(), "q")]
         answered, = rollout.run_agents(agents, engine, rollout.BatchedSearch(None))
         said = tokenizer.decode(engine.contexts[0])
-        assert "Who is it?" in said and "node_info" not in said and "entity_matcher" not in said
+        opened = " <think> </think>" * (think == "off")
+        assert said.strip() == "[USER] Who is it ? [ASSISTANT]" + opened
         assert len(engine.contexts) == 1 and answered.info.em == 1
 
 
