@@ -17,10 +17,15 @@ for the whole batch, and is slower on a CPU: results/notes/speed.md.)
 
 A sample depends on (prompt, seed) alone, up to rounding: one uniform number per token, drawn from the
 request's own seed, picks the token by its cumulative probability, whatever else is in the batch.
+
+So guessing is exact: where few sequences run on a CPU, tokens that followed the same words before are read in
+one pass with the last one (prompt lookup; passages are copied, some policies repeat themselves), and are kept
+as far as they are what the numbers pick. A wrong guess changes nothing.
 """
 
 import asyncio
 import copy
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -47,6 +52,9 @@ BLOCK = 8        # prefixes are found at multiples of this many tokens
 HEADROOM = 64    # tokens that a request must have room for to be taken up
 PREFILL = 16384  # tokens of prompts that one forward pass reads, padding included; one prompt may have more
 MAX_BATCH = 384  # sequences decoded together, at most
+FEW = 16         # sequences that run, at most, where tokens are guessed
+GUESSED = 6      # tokens of one, at most
+PART = 64        # tokens of the vocabulary whose probabilities are added first
 
 
 @dataclass
@@ -69,10 +77,23 @@ class _Request:
     stop_reason: str = ""     # empty while it runs
     tail: str = ""            # the end of the text so far, for stop strings
     place: int = field(default_factory=PLACE.get)
+    guess: list[int] = field(default_factory=list)   # what may follow the last token
+    seen: dict = field(default_factory=dict)         # three tokens -> where the one behind them stands
+    listed: int = 3                                  # tokens of which `seen` knows what precedes them
 
     @property
     def length(self):
         return len(self.prompt_ids) + len(self.token_ids)
+
+    def guess_next(self, most):
+        """Sets `guess`: what followed the last time that the last three tokens stood there."""
+        ids = self.prompt_ids + self.token_ids
+        for place in range(self.listed, len(ids)):
+            self.seen[tuple(ids[place - 3:place])] = place
+        self.listed = max(3, len(ids))
+        begin = self.seen.get(tuple(ids[-3:]))
+        room = self.max_tokens - len(self.token_ids) - 1
+        self.guess = ids[begin:begin + min(most, room)] if begin else []
 
 
 class _SlotCache:
@@ -156,6 +177,24 @@ def prefills(suffixes):
             found.append(slice(begin, row))
             begin, widest = row, len(suffix)
     return [*found, slice(begin, len(suffixes))]
+
+
+def pick(shares, uniforms):
+    """(the first token of each row up to which the shares (n, V) add up to more than uniform * their sum,
+    that sum (n,) fp64). PART tokens are added in fp32, these sums in fp64: V may be 150,000."""
+    n, V = shares.shape
+    whole = V - V % PART
+    parts = shares[:, :whole].view(n, -1, PART).sum(-1)
+    parts = torch.cat([parts, shares[:, whole:].sum(-1, keepdim=True)], 1).double().cumsum(-1)
+    level = (uniforms.clamp(max=1 - 1e-9) * parts[:, -1])[:, None]            # (n, 1)
+    part = torch.searchsorted(parts, level, right=True).clamp(max=parts.shape[1] - 1)
+    before = torch.nn.functional.pad(parts, (1, 0)).gather(1, part)
+    inside = ((level - before) / (parts.gather(1, part) - before)).clamp(max=1 - 1e-9)
+    column = part * PART + torch.arange(PART, device=shares.device)           # (n, PART)
+    some = shares.gather(1, column.clamp(max=V - 1)).double()
+    some = torch.where(column < V, some, 0).cumsum(-1)
+    at = torch.searchsorted(some, inside * some[:, -1:], right=True)
+    return column.gather(1, at)[:, 0], parts[:, -1]
 
 
 def in_bf16(model):
@@ -266,14 +305,29 @@ class TransformersEngine:
         self._make_room()
         hidden = []
         if self.active:
-            ids = [r.token_ids[-1] for r in self.active]
-            start = [r.length - 1 for r in self.active]
-            hidden.append(self.decode(ids, start))
+            hidden.append(self._go_on())
         if self.waiting:
             hidden += self._admit()
         if hidden:
             self._sample(self.active, torch.cat(hidden))
             self._retire()
+
+    def _go_on(self):
+        """Hidden states behind the last token of each active request and behind each guess of its own,
+        (n, H)."""
+        start = [r.length - 1 for r in self.active]
+        most = 0
+        if self.device.type == "cpu" and len(self.active) <= FEW:
+            most = min(GUESSED, self.max_length - 2 - max(start))  # (the shortest rows are padded)
+        for r in self.active:
+            r.guess_next(most)
+        width = 1 + max(len(r.guess) for r in self.active)
+        if width == 1:
+            return self.decode([r.token_ids[-1] for r in self.active], start)
+        rows = [[r.token_ids[-1], *r.guess] for r in self.active]
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        hidden = self._forward(slice(0, len(rows)), ids, torch.tensor(start), max(start) + width)
+        return torch.cat([hidden[i, :len(row)] for i, row in enumerate(rows)])
 
     def _drop_cancelled(self):
         self.waiting = [r for r in self.waiting if not r.future.done()]
@@ -289,9 +343,9 @@ class TransformersEngine:
         return len(requests) == 1 or needed <= self.cache_bytes
 
     def _make_room(self):
-        """The youngest go back to those that wait until one more token of each fits. What they have is
-        remembered like a finished turn, so that little is computed again."""
-        while self.active and not self._fits(self.active, 1):
+        """The youngest go back to those that wait until one more token of each fits, with its guesses. What
+        they have is remembered like a finished turn, so that little is computed again."""
+        while self.active and not self._fits(self.active, 1 + GUESSED):
             row = len(self.active) - 1
             r = self.active.pop()
             self._remember(r, row)
@@ -347,6 +401,12 @@ class TransformersEngine:
         groups = list(unique.values())
 
         found = [self._longest_prefix(ids) for ids in unique]
+        common = len(os.path.commonprefix([ids[:-1] for ids in unique]))
+        if len(unique) > 1 and common >= HEADROOM and not any(known for known, _ in found):
+            self._reserve(first + 1, common)  # what all begin with, the system message, is read once
+            self._read(first, [next(iter(unique))[:common]], [0])
+            found = [(common, self.cache.kv[:, :, first, :, :common].clone())] * len(unique)
+            self.reused_tokens -= common
         start = [known for known, _ in found]
         suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
         slices = prefills(suffixes)
@@ -384,27 +444,28 @@ class TransformersEngine:
         return hidden[torch.arange(len(suffixes)), at]
 
     def _sample(self, requests, hidden):
-        """Appends one token to each request, from the last hidden states (n, H)."""
-        logits = self._logits(hidden.to(self.cache_dtype))                    # (n, V), fp32 as in training
-        V = logits.shape[1]
-        temperature = [r.temperature or 1.0 for r in requests]
-        temperature = torch.tensor(temperature, device=self.device)
-        logprobs = torch.log_softmax(logits / temperature[:, None], -1)
-        token = logits.argmax(-1)
-        if any(r.temperature for r in requests):
-            greedy = [r.temperature == 0 for r in requests]
-            greedy = torch.tensor(greedy, device=self.device)
-            cumulative = logprobs.double().exp().cumsum(-1)                   # float64: V may be 150,000
-            uniforms = [r.uniforms[len(r.token_ids)] for r in requests]
-            uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
-            level = uniforms * cumulative[:, -1]
-            drawn = torch.searchsorted(cumulative, level[:, None], right=True)[:, 0]
-            token = torch.where(greedy, token, drawn.clamp(max=V - 1))
-        chosen = logprobs.gather(1, token[:, None])[:, 0]
-        for r, t, lp in zip(requests, token.tolist(), chosen.tolist(), strict=True):
-            r.token_ids.append(t)
-            r.logprobs.append(lp)
-            r.stop_reason = self._stop_reason(r)
+        """Appends one token to each request, from the last hidden states (n, H): one behind its last token,
+        and one behind each guess. As many guesses are kept as are what is drawn."""
+        rows = [(r, k) for r in requests for k in range(1 + len(r.guess))]
+        temperature = torch.tensor([r.temperature or 1.0 for r, _ in rows], device=self.device)
+        logits = self._logits(hidden.to(self.cache_dtype)).div_(temperature[:, None])  # (n, V), fp32
+        most, token = logits.max(-1)
+        uniforms = [r.uniforms[len(r.token_ids) + k] for r, k in rows]
+        uniforms = torch.tensor(uniforms, device=self.device, dtype=torch.double)
+        drawn, total = pick((logits - most[:, None]).exp_(), uniforms)
+        greedy = torch.tensor([r.temperature == 0 for r, _ in rows], device=self.device)
+        token = torch.where(greedy, token, drawn)
+        logprobs = (logits.gather(1, token[:, None])[:, 0] - most - total.log()).float()
+        told = zip(token.tolist(), logprobs.tolist(), strict=True)
+        for r in requests:
+            of_request = [next(told) for _ in range(1 + len(r.guess))]
+            for (t, lp), guessed in zip(of_request, [*r.guess, None], strict=True):
+                r.token_ids.append(t)
+                r.logprobs.append(lp)
+                r.stop_reason = self._stop_reason(r)
+                if r.stop_reason or t != guessed:
+                    break
+            r.guess = []
 
     def _logits(self, hidden):
         on_cpu = self.head.device.type == "cpu"

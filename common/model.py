@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
 from common.rollout import Trajectory, Turn
+from common.tree_blocks import block_attention  # noqa: F401  (transformers knows it as "blocks" from here on)
 from kernels.turn_logprob import turn_logprob
 
 # nats per token, on average, by which a forward pass of ours may differ from the model's own in fp32
@@ -99,8 +100,9 @@ def default_device():
 
 
 def load_model(name, lora=0, device=None, recomputes=False, precision="auto", frozen=False):
-    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights. On
-    a GPU it attends to trees (common/gpu/tree_attention.py), unless its heads are too narrow for that.
+    """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights. It
+    attends to trees by common/tree_blocks.py, on a GPU by common/gpu/tree_attention.py where its heads are
+    wide enough for that.
 
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     recomputes: activations, in the backward pass.
@@ -138,6 +140,8 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     if device != "cpu" and model.shares_prefixes and head_dim(model.config) >= 16:  # FlexAttention's smallest
         flex()
         model.set_attn_implementation("tree")
+    elif model.shares_prefixes:
+        model.set_attn_implementation("blocks")
     return model.requires_grad_(False) if frozen else model
 
 
@@ -160,14 +164,6 @@ def remove_dropout(model):
             is_rate = "drop" in field or field == "p" and isinstance(holder, torch.nn.Dropout)
             if is_rate and isinstance(value, float):
                 setattr(holder, field, 0.0)
-
-
-def pack_tokens(model, micro_tokens):
-    """Tokens a pack of shared prefixes: all of a forward pass where FlexAttention skips what its mask hides;
-    under a dense mask four widths of the model, so that products with it stay below those of the layers."""
-    if model.config._attn_implementation == "tree":
-        return micro_tokens
-    return min(micro_tokens, 4 * model.config.get_text_config().hidden_size)
 
 
 def shares_prefixes(model, flag):
@@ -286,7 +282,8 @@ def check_training_pass(name, model, tokenizer):
     have large biases, by .06 to .17 nats on average, as much as many a fault would."""
     rows = probe(tokenizer)
     # (FlexAttention's kernel would be compiled in fp32 for this alone)
-    with in_fp32(model), attending(model, "sdpa"), torch.enable_grad():
+    trees = "blocks" if model.shares_prefixes else "sdpa"
+    with in_fp32(model), attending(model, trees), torch.enable_grad():
         batch = rollout.collate(rows, model.shares_prefixes).to(model.device)
         found = token_logprobs(model, batch).detach()
         own = plain_logprobs(model, *rows)
@@ -360,8 +357,9 @@ def hidden_states(model, batch):
     if is_flex:
         mask = flex().block_mask(batch.end, length)
     elif batch.is_tree:
-        mask = F.pad(batch.attention_mask(), padding + padding)  # (P, 1, length, length)
-        mask[:, :, N:, N:] = True                               # padding sees itself
+        mask = torch.arange(1, length + 1, device=ids.device).repeat(P, 1)
+        mask[:, :N] = batch.end                                 # padding sees itself
+        mask = mask[:, None, None]                              # (P, 1, 1, length)
     else:
         column = torch.arange(length, device=ids.device)
         mask = (column < batch.lengths[:, None]).long()         # (P, length), causal
@@ -427,8 +425,6 @@ def token_entropies(model, batch, temperature=1.0, hidden=None):
 
 def _of_sampled(model, batch, temperature, hidden, entropy=False):
     """turn_logprob of the batch's R distinct sampled tokens."""
-    # a CPU that multiplies bf16 numbers needs half the time for them that the reference needs in fp32
-    in_tiles = model.device.type == "cpu" and computes_in_bf16(model)
     return turn_logprob(
         hidden_states(model, batch) if hidden is None else hidden,
         head_rows(model, distributed.whole(model.get_output_embeddings().weight)),
@@ -437,7 +433,6 @@ def _of_sampled(model, batch, temperature, hidden, entropy=False):
         turn_ptr=batch.turn_ptr,
         temperature=temperature,
         entropy=entropy,
-        backend="torch" if in_tiles else "auto",
     )
 
 

@@ -17,7 +17,6 @@ from common import distributed
 from common.files import Progress
 from common.model import (
     hidden_states,
-    pack_tokens,
     reference_weights,
     shares_prefixes,
     token_entropies,
@@ -32,7 +31,6 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
     """[Batch] of at most micro_tokens packed tokens each; trajectories that share a start are side by side.
     Each rank has a part; one with fewer batches repeats the shortest trajectory, with weight 0."""
     share = shares_prefixes(model, share_prefixes)
-    pack = pack_tokens(model, micro_tokens)
     own = portions(trajectories, distributed.world())[distributed.rank()]
     parts = micro_batches(own, micro_tokens, share)
     most = max(distributed.gather([len(parts)]))
@@ -40,7 +38,7 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
     for number in range(most):
         learned = number < len(parts)
         part = parts[number] if learned else [min(trajectories, key=lambda t: t.length)]
-        batch = collate(part, share, pack)
+        batch = collate(part, share, micro_tokens)
         batch.weight = float(learned)
         batches.append(batch.to(model.device))
     return batches

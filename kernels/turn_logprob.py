@@ -23,6 +23,7 @@ are off by more, and decide wrongly what is clipped (tests/test_kernels.py count
     P' is kept      3                 N V itemsize for P', one tile of fp32 logits
     recomputed      4                 one tile of fp32 logits and one of P'
     without grad    1                 one tile of fp32 logits
+    W is frozen     2                 one (N, H) and, on a CPU, a tile that its cache holds
 P' is kept where it fits into KEPT_BYTES. A tile of logits has TILE_BYTES.
 
 Large products are the vendor library's (torch.mm with fp32 output); what is ours are the passes over a tile,
@@ -44,6 +45,7 @@ except ImportError:  # no Triton on this platform: the PyTorch paths remain
 
 TILE_BYTES = 512 * 2**20
 KEPT_BYTES = 2 * 2**30
+CACHED_BYTES = 4 * 2**20    # of fp32 logits that a CPU's cache holds
 BLOCK = 8192                # columns a program reads at once; 8 warps hold them in registers without spilling
 
 
@@ -321,6 +323,48 @@ class _LinearLogprob(torch.autograd.Function):
         return dx, dw, None, None, None, None, None
 
 
+class _FrozenHead(torch.autograd.Function):
+    """x (N, H), weight (V, H) that learns nothing, target (N,) -> logp (N,), on a CPU.
+
+    d logp_t / dx_t = (W_y - sum_j p_tj W_j) / T does not know g, so forward sums it up beside the softmax,
+    a tile of columns at a time. The target's own column is left out of the sums: so 1 - p_y, the others'
+    share, has all its digits."""
+
+    @staticmethod
+    def forward(ctx, x, weight, target, inv_temperature, needs_grad):
+        N = len(x)
+        of_target = weight[target].float()                                 # (N, H)
+        z_y = (x.float() * of_target).sum(1) * inv_temperature
+        most = torch.full((N,), -torch.inf)                                # logit of the other columns so far
+        total = torch.zeros(N)                                             # sum_j exp(z_j - most)
+        mixed = torch.zeros(x.shape)                                       # sum_j exp(z_j - most) W_j
+        tile = max(256, CACHED_BYTES // (4 * max(1, N)) // 256 * 256)
+        for first in range(0, len(weight), tile):
+            W = weight[first:first + tile]
+            z = matmul_fp32(x, W.T).mul_(inv_temperature)                  # (N, tile)
+            here = ((target >= first) & (target < first + len(W))).nonzero()[:, 0]
+            z[here, target[here] - first] = -torch.inf
+            before, most = most, torch.maximum(most, z.amax(1))
+            shrink = (before - most).exp().nan_to_num_()                   # (-inf - -inf: nothing yet)
+            z.sub_(most.clamp(min=-1e30)[:, None]).exp_()
+            total = total * shrink + z.sum(1)
+            if needs_grad:
+                mixed.mul_(shrink[:, None]).add_(z.to(x.dtype) @ W)
+        others = most + total.log()
+        lse = torch.logaddexp(others, z_y)
+        if needs_grad:
+            slope = of_target * (others - lse).exp()[:, None] - mixed * (most - lse).exp()[:, None]
+            ctx.save_for_backward(slope * inv_temperature)
+        ctx.dtype = x.dtype
+        return z_y - lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        slope, = ctx.saved_tensors
+        return (g[:, None] * slope).to(ctx.dtype), None, None, None, None
+
+
 class _TurnSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, turn_ptr):
@@ -359,8 +403,10 @@ def _backend(x, backend):
         raise ValueError("hidden states in float16: small gradients would vanish; take bfloat16 or float32")
     if backend == "triton" and triton is None:
         raise ValueError("backend 'triton': Triton is not installed")
-    if backend == "auto":
-        return "triton" if x.is_cuda and triton is not None else "reference"
+    if backend == "auto" and x.is_cuda and triton is not None:
+        return "triton"
+    if backend == "auto":  # a CPU that multiplies bf16 numbers needs half the time that it needs in fp32
+        return "torch" if x.dtype == torch.bfloat16 else "reference"
     return backend
 
 
@@ -376,8 +422,9 @@ def turn_logprob(hidden, weight, target_ids, *,
     twice; or a mask of their places: bool, float, or (B, T) of any dtype.
     turn_ptr (K + 1,): row offsets of turns, for turn_sums.
     entropy: also the entropy of every row, as a metric.
-    backend: triton on CUDA, the reference elsewhere; "torch" runs the tiles with plain PyTorch passes.
-    A weight that needs no gradient (LoRA) skips dW; under no_grad nothing is kept.
+    backend: triton on CUDA; elsewhere _FrozenHead where the weight learns nothing (LoRA), else the
+    reference, or for bf16 "torch": the tiles with plain PyTorch passes.
+    A weight that needs no gradient skips dW; under no_grad nothing is kept.
     """
     if hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden has width {hidden.shape[-1]}, weight {weight.shape[1]}")
@@ -387,11 +434,15 @@ def turn_logprob(hidden, weight, target_ids, *,
     x = x if rows is None else x[rows]
     if len(x) != len(target_ids):
         raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    frozen = backend == "auto" and x.device.type == "cpu" and not weight.requires_grad and not entropy
     backend = _backend(x, backend)
     ent = None
     sums = None
     with torch.autocast(x.device.type, enabled=False):
-        if backend == "reference":
+        if frozen:
+            logp = _FrozenHead.apply(x, weight.to(x.dtype), target_ids, 1.0 / temperature, needs_grad)
+        elif backend == "reference":
             logp = turn_logprob_reference(x, weight, target_ids, temperature)
             if entropy:
                 parts = []
@@ -402,7 +453,6 @@ def turn_logprob(hidden, weight, target_ids, *,
                         parts.append(-(z.exp() * z.clamp(min=-1e4)).sum(1))
                     ent = torch.cat(parts)
         else:
-            needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
             x = x.contiguous()
             target_ids = target_ids.contiguous()
             logp, ent = _LinearLogprob.apply(

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from common import engine as engines
 from common import rollout
 from common.checkpoint import ModelError
 from common.engine import BLOCK, MAX_BATCH, TransformersEngine, _Request
@@ -148,6 +149,72 @@ def test_a_turn_of_any_length_is_continued_as_if_it_were_read_anew(policy, lengt
     continued = [(start + first[0].token_ids + [6, 7, 8], 2)]
     results, _ = generate(policy, continued, engine=engine)
     assert engine.reused_tokens >= length + 11 - 7 and drift(policy[0], continued, results) < 2e-5
+
+
+def counted(engine):
+    """[passes], which grows as the engine makes them."""
+    passes = []
+    forward = engine._forward
+    engine._forward = lambda *given: passes.append(1) or forward(*given)
+    return passes
+
+
+@pytest.mark.parametrize("temperature", [0.0, .3, 1.0])
+def test_guessed_tokens_save_passes_and_change_none(policy, monkeypatch, temperature):
+    """Greedy, the policy repeats itself; at temperature 1 hardly a guess is right."""
+    requests = [([5 + i % 7, 6, 7 + i % 3, 8] * 6, i) for i in range(12)]
+    found = []
+    for few in (0, 16):
+        monkeypatch.setattr(engines, "FEW", few)
+        engine = endless(TransformersEngine, policy)
+        passes = counted(engine)
+        results, _ = generate(policy, requests, engine=engine, temperature=temperature, max_tokens=80)
+        found.append((results, len(passes)))
+        again = [(ids + g.token_ids, 1) for (ids, _), g in zip(requests, results, strict=True)]
+        assert drift(policy[0], again, generate(policy, again, engine=engine)[0]) < 2e-5  # its cache is right
+    (one, slow), (other, fast) = found
+    assert_same(one, other)
+    assert fast < slow if temperature == 0 else fast <= slow
+
+
+def test_a_guess_ends_where_a_turn_does(policy):
+    """max_tokens and stop strings count tokens that were guessed, too."""
+    prompt = [5, 6, 7, 8] * 8
+    long, = generate(policy, [(prompt, 0)], engine=endless(TransformersEngine, policy), temperature=0.0,
+                     max_tokens=60)[0]
+    for most in (1, 2, 7, 31):
+        short, = generate(policy, [(prompt, 0)], engine=endless(TransformersEngine, policy), temperature=0.0,
+                          max_tokens=most)[0]
+        assert short.token_ids == long.token_ids[:most] and short.stop_reason == "length"
+    word = policy[1].decode([long.token_ids[40]])
+    at = [policy[1].decode([t]) for t in long.token_ids].index(word)
+    stopped, = generate(policy, [(prompt, 0)], engine=endless(TransformersEngine, policy), temperature=0.0,
+                        max_tokens=60, stop=(word,))[0]
+    assert stopped.token_ids == long.token_ids[:at + 1] and stopped.stop_reason == word
+
+
+@pytest.mark.parametrize("V", [7, 64, 65, 1000, 30_000])
+def test_what_is_picked_is_where_the_cumulative_probability_passes_the_number(V):
+    torch.manual_seed(V)
+    logits = 3 * torch.randn(40, V)
+    logits[:, ::3] = -200.0  # probability 0
+    uniforms = torch.rand(40, dtype=torch.double)
+    uniforms[:2] = torch.tensor([0.0, 1 - 1e-16])
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    token, total = engines.pick(logits.exp(), uniforms)
+    at = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    assert token[2:].tolist() == at[2:].tolist() and token[0] == 1
+    assert (logits.gather(1, token[:, None]) > -100).all()
+    torch.testing.assert_close(total, logits.double().exp().sum(-1), rtol=1e-5, atol=0)
+
+
+def test_what_all_prompts_begin_with_is_read_once(policy):
+    """A system message of 80 tokens before eight questions."""
+    start = [5 + i % 30 for i in range(80)]
+    requests = [(start + [5 + i, 6, 7 + i], i) for i in range(8)]
+    engine = endless(TransformersEngine, policy)
+    results, _ = generate(policy, requests, engine=engine)
+    assert engine.reused_tokens == 7 * 80 and drift(policy[0], requests, results) < 2e-5
 
 
 async def grow(engine, ids, name, turns=4):

@@ -238,6 +238,39 @@ def test_rows_that_occur_twice_and_gradients_that_are_nothing(backend, kept):
     assert off(da, dc) < 1e-5 and off(db, dd) < 1e-5
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's road")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cached", [4 * 2**20, 0])  # one tile, or some of 256 columns
+def test_a_head_that_learns_nothing_on_a_cpu(dtype, cached, monkeypatch):
+    monkeypatch.setattr(ours, "CACHED_BYTES", cached)
+    for shape in (dict(N=40, V=1000), dict(N=1, V=7), dict(N=3, V=256), dict(N=40, V=1000, seed=1)):
+        x, W, target, up = problem(dtype=dtype, **shape)
+        for temperature in (1.0, .6):
+            logp, _, dx, _ = exact(x, W, target, up, temperature)
+            x.requires_grad_()
+            out = turn_logprob(x, W, target, temperature=temperature)
+            assert type(out.logprobs.grad_fn).__name__ == "_FrozenHeadBackward"
+            found, = torch.autograd.grad((out.logprobs * up).sum(), x)
+            x.requires_grad_(False)
+            assert (out.logprobs - logp).abs().max() < (1e-5 if dtype == torch.float32 else 1e-4)
+            assert found.dtype == dtype and off(found, dx) < (1e-5 if dtype == torch.float32 else 3e-3)
+            with torch.no_grad():
+                assert torch.equal(turn_logprob(x, W, target, temperature=temperature).logprobs, out.logprobs)
+    nothing = turn_logprob(x[:0].requires_grad_(), W, target[:0]).logprobs
+    assert nothing.shape == (0,) and nothing.requires_grad
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's road")
+def test_a_confident_token_s_gradient_has_its_digits():
+    """p_y = 1 - 5e-9: rounded to fp32 it is 1, and 1 - p_y nothing."""
+    x = torch.eye(4)[:1] * 20
+    W = torch.eye(4)
+    target = torch.tensor([0])
+    _, _, expected, _ = exact(x, W, target, torch.ones(1))
+    found, = torch.autograd.grad(turn_logprob(x.requires_grad_(), W, target).logprobs.sum(), x)
+    assert 0 < expected[0, 0] < 1e-8 and off(found, expected) < 1e-5
+
+
 @pytest.mark.parametrize("backend", LATER)
 def test_autograd_manners(backend):
     x, W, target, up = problem(dtype=torch.bfloat16)

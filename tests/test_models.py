@@ -222,17 +222,17 @@ def other_scale(attend):
     return lambda *args, scaling=None, **kwargs: attend(*args, scaling=1.1 * scaling, **kwargs)
 
 
-def no_mask(attend):
-    def blind(module, query, key, value, attention_mask, **kwargs):
-        return attend(module, query, key, value, None, is_causal=False, **kwargs)
+def no_branches(attend):
+    def blind(module, query, key, value, end, **kwargs):
+        return attend(module, query, key, value, torch.full_like(end, end.shape[-1]), **kwargs)
     return blind
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-@pytest.mark.parametrize("wrong", [other_scale, no_mask])
+@pytest.mark.parametrize("wrong", [other_scale, no_branches])
 def test_a_pass_that_attends_otherwise_is_refused_in_any_precision(wrong, how, tmp_path, monkeypatch):
     attention = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
-    monkeypatch.setitem(attention, "sdpa", wrong(attention["sdpa"]))
+    monkeypatch.setitem(attention, "blocks", wrong(attention["blocks"]))
     with pytest.raises(ModelError, match="training gives its tokens other log-probs"):
         policy_of(saved(tmp_path, "qwen2"), trains=True, **how)
 

@@ -142,11 +142,10 @@ def prediction(trajectory, question):
 @torch.no_grad()
 def turn_ratios(model, leaves, cfg, temperature):
     """{turn's id(): its probability now, to that when it was sampled, per token}"""
-    pack_tokens = models.pack_tokens(model, cfg.micro_tokens)
     share = models.shares_prefixes(model, cfg.share_prefixes)
     found = {}
     for part in rollout.micro_batches([leaf.trajectory for leaf in leaves], cfg.micro_tokens, share):
-        batch = rollout.collate(part, share, pack_tokens).to(model.device)
+        batch = rollout.collate(part, share, cfg.micro_tokens).to(model.device)
         moved = models.token_logprobs(model, batch, temperature) - batch.rollout_logprobs
         total, tokens = training.turn_sums(moved, batch.response_mask, batch.turn_ids)
         ratios = (total / tokens.clamp(min=1)).exp().tolist()  # (leaves, K)

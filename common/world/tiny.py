@@ -180,6 +180,7 @@ def tiny_model(tokenizer, width=128, seed=0):
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+        model.set_attn_implementation("blocks")
         one, two = (layer.self_attn for layer in model.model.layers)
         for norm in (one.q_norm, one.k_norm, two.q_norm, two.k_norm):
             norm.weight.fill_(1.5)                                    # sharp from the start
