@@ -584,7 +584,8 @@ def train(run, policy, reference, split):
                 # this rank's micro-batches, with old_logprobs; share_prefixes: common turns are computed once
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-                    cfg.temperature, entropies=cfg.loss == "aepo")
+                    cfg.temperature, entropies=cfg.loss == "aepo",
+                    old=any(batches for batches, _, _ in minibatches))  # the first update's pass has its own
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
                 minibatches.append((batches, len(trajectories), num_tokens))  # counts of all ranks
@@ -598,6 +599,7 @@ def train(run, policy, reference, split):
                 continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
+                b.remember_old(logprobs, turn_logprobs)  # the step's first update: of what sampled
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0

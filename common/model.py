@@ -127,6 +127,9 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
                 r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise load_error(name, error) from error
+    for layer in model.modules():
+        if hasattr(layer, "cast_input_dtype_enabled"):  # autocast would narrow again what peft widens
+            layer.cast_input_dtype_enabled = False
     if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}

@@ -300,12 +300,11 @@ class Batch:
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
-    def attention_mask(self):
-        """(P, 1, N, N) bool, 1 = may attend."""
-        i = torch.arange(self.end.shape[1], device=self.end.device)
-        earlier = i[None, :] <= i[:, None]                          # (N, N)
-        before_end = i[None, :, None] < self.end[:, None, :]        # (P, N, N)
-        return (earlier & before_end).unsqueeze(1)
+    def remember_old(self, logprobs, turn_logprobs):
+        """Sets what old_logprobs and old_turn_logprobs are, unless they are known."""
+        if self.old_logprobs is None:
+            self.old_logprobs = logprobs.detach()
+            self.old_turn_logprobs = turn_logprobs.detach()
 
 
 def _path(trajectory, prompts):

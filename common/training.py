@@ -45,15 +45,16 @@ def collate_parts(model, trajectories, micro_tokens, share_prefixes="on"):
 
 
 def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", temperature=1.0,
-            entropies=False):
+            entropies=False, old=True):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
-    already."""
+    already. old: False where the step's first update, whose weights sampled, gives them itself."""
     batches = collate_parts(model, trajectories, micro_tokens, share_prefixes)
     for batch in batches:
         with torch.no_grad():
             hidden = hidden_states(model, batch) if entropies else None
-            batch.old_logprobs, batch.old_turn_logprobs = turn_logprobs(model, batch, temperature, hidden)
+            if old or entropies:
+                batch.remember_old(*turn_logprobs(model, batch, temperature, hidden))
             if entropies:
                 batch.entropies = token_entropies(model, batch, temperature, hidden)
             if reference is not None:
@@ -250,7 +251,7 @@ class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `end_update` ends one,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
-    batches: those to be learned from; how far engine and trainer differ in them is in `row`.
+    batches: those to be learned from; how far engine and trainer differ in them is told, too.
     correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), correction="none", epochs=1):
@@ -262,15 +263,7 @@ class Meter:
         self.update = {}     # sums of the update under way
         self.total = {}      # of those that were made
         self.row = {}        # metrics that do not wait for the step's end
-        drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
-        if drift is not None:
-            self.row["rollout/logprob_drift_mean"] = float(drift.mean())
-            self.row["rollout/logprob_drift_max"] = float(drift.max())
-        if drift is not None and correction != "none":
-            ratios = _sampled(batches, sampler_ratios)
-            self.row["train/sampler_ratio"] = float(ratios.mean())
-            truncated = ratios >= MAX_RATIO
-            self.row["train/sampler_truncated"] = float(truncated.float().mean())
+        self.batches, self.correction = batches, correction
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -301,6 +294,7 @@ class Meter:
         finite = [n for n in self.norms if math.isfinite(n)]
         row = {
             **self.row,
+            **differences(self.batches, self.correction),
             "time/train": time.time() - self.began,
             "train/updates": len(finite),
             "train/not_finite": len(self.norms) - len(finite),
@@ -315,6 +309,19 @@ class Meter:
         if "ratio_max" in self.total:
             row["train/ratio_max"] = self.total["ratio_max"]
         return row
+
+
+def differences(batches, correction):
+    """Metrics of how far engine and trainer differ in batches that have their old log-probs."""
+    drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
+    if drift is None:
+        return {}
+    row = {"rollout/logprob_drift_mean": float(drift.mean()), "rollout/logprob_drift_max": float(drift.max())}
+    if correction != "none":
+        ratios = _sampled(batches, sampler_ratios)
+        row["train/sampler_ratio"] = float(ratios.mean())
+        row["train/sampler_truncated"] = float((ratios >= MAX_RATIO).float().mean())
+    return row
 
 
 def _sampled(batches, of_batch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from common import rollout
+from common import rollout, tree_blocks
 from common.data import Question
 from common.gpu import tree_attention
 from common.model import token_logprobs, token_values
@@ -48,13 +48,19 @@ def tree():
         Trajectory("q", [1, 2], [shared, turn([24], [25]), turn([28, 29])])]
 
 
+def seen_by(end):
+    """(P, N, N) bool of Batch.end: whether query i sees key j."""
+    i = torch.arange(end.shape[1])
+    return (i <= i[:, None]) & (i[:, None] < end[:, None])
+
+
 def test_shared_turns_are_packed_once_with_their_ancestors():
     ordered = rollout.prefix_order(tree())
     assert [t.turns[-1].ids for t in ordered] == [[23], [28, 29], [26, 27], [30, 31, 32]]
     b = collate(ordered)
     assert b.packed_ids.tolist() == [[1, 2, 20, 21, 22, 23, 24, 25, 28, 29, 26, 27, 3, 4, 5, 30, 31, 32]]
     assert b.positions.tolist() == [[0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 2, 3, 0, 1, 2, 3, 4, 5]]
-    mask = b.attention_mask()[0, 0].int()
+    mask = seen_by(b.end)[0].int()
     assert mask[5].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert mask[8].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]  # not the sibling at 5
     assert mask[10].nonzero()[:, 0].tolist() == [0, 1, 10]
@@ -79,7 +85,7 @@ def test_the_mask_of_any_trees_in_any_order_is_that_of_their_ancestors(seed):
     if seed % 2:
         leaves = rollout.prefix_order(leaves)
     b = collate(leaves, pack_tokens=random.choice([10, 30, 500]))
-    mask = b.attention_mask()[:, 0]
+    mask = seen_by(b.end)
     turns = [[i for turn in t.turns for i in turn.ids + turn.observation_ids] for t in leaves]
     paths = [t.prompt_ids + ids for t, ids in zip(leaves, turns, strict=True)]
     before = {path[k]: path[:k + 1] for path in paths for k in range(len(path))}
@@ -112,6 +118,26 @@ def test_the_blocks_of_tree_attention_are_those_of_the_rule(seed):
         assert torch.equal(getattr(made, what), getattr(literal, what))
     assert torch.equal(made.to_dense(), literal.to_dense())
     assert 0 < made.full_kv_num_blocks.sum() and made.sparsity() > 40
+
+
+@pytest.mark.parametrize("dtype, close", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("block", [3, 64])
+def test_attention_by_blocks_is_attention_under_the_dense_mask(dtype, close, block, monkeypatch):
+    """Values and gradients; six query heads, of which three share keys."""
+    monkeypatch.setattr(tree_blocks, "BLOCK", block)
+    end = collate(rollout.prefix_order(long_trees(1, turns=8)), pack_tokens=400).end
+    P, N = end.shape
+    torch.manual_seed(0)
+    given = [torch.randn(P, heads, N, 16).to(dtype).requires_grad_() for heads in (6, 2, 2)]
+    up = torch.randn(P, N, 6, 16)
+    found, _ = tree_blocks.block_attention(None, *given, end[:, None, None], scaling=.3)
+    found = found, *torch.autograd.grad((found * up).sum(), given)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *wide, seen_by(end)[:, None], scale=.3, enable_gqa=True).transpose(1, 2)
+    expected = out, *torch.autograd.grad((out * up).sum(), wide)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype and (one - other).norm() < close * other.norm()
 
 
 @pytest.mark.parametrize("trees, pack_tokens", [(tree(), 11), (long_trees(0, 9), 900)], ids=["one", "many"])

@@ -2,8 +2,7 @@
 (rollout.Batch.end). Blocks of scores in which nothing is seen are not computed; there is no (N, N) mask.
 
 transformers knows it as attn_implementation="tree"; a batch's block mask goes through its models as the
-attention mask. It trains on a GPU only: on a CPU FlexAttention has no backward, and the same rule as a dense
-mask (Batch.attention_mask) goes to scaled dot-product attention.
+attention mask. On a CPU FlexAttention has no backward: common/tree_blocks.py has the same rule there.
 """
 
 import functools
