@@ -437,7 +437,8 @@ def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
 
 @pytest.mark.parametrize("how", [{}, dict(recomputes=True, lora=4)])
 def test_compiled_layers_give_the_same_log_probs_and_gradients(how, tmp_path, monkeypatch):
-    """The graphs of a GPU, by PyTorch's own operations; few serve all layers and lengths."""
+    """The graphs of a GPU, by PyTorch's own operations; few serve all layers and lengths. (Here a layer has
+    two, before and behind attention by blocks, which is not compiled.)"""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     folder = saved(tmp_path, "qwen3", num_hidden_layers=3)
     plain, _ = model.load_policy(folder, **how)
@@ -457,7 +458,7 @@ def test_compiled_layers_give_the_same_log_probs_and_gradients(how, tmp_path, mo
         assert torch.allclose(*found, atol=1e-5)
         own, its = (gradient(p, lp.square().sum()) for p, lp in zip((plain, compiled), found, strict=True))
         assert own.norm() > 0 and (own - its).norm() < 1e-4 * own.norm()
-    assert 0 < counters["stats"]["unique_graphs"] <= 4 and not counters["recompile_limit"]
+    assert 0 < counters["stats"]["unique_graphs"] <= 10 and not counters["recompile_limit"]
     assert copy.deepcopy(compiled).get_decoder().layers[0]._compiled_call_impl is None  # nor is the engine's
 
 
@@ -483,23 +484,25 @@ def test_what_is_not_trained_is_told_without_its_optimizer(tmp_path, capsys):
     assert "M weights on cpu" in said and "optimizer" not in said and "to train" not in said
 
 
-def test_a_head_in_bf16_takes_the_faster_road_on_a_cpu_with_the_same_numbers(tmp_path, monkeypatch):
-    folder = saved(tmp_path, "qwen3")
+@pytest.mark.parametrize("how, road", [
+    (dict(precision="fp32"), "SubBackward0"), (dict(precision="bf16"), "_LinearLogprobBackward"),
+    (dict(precision="fp32", lora=4), "_FrozenHeadBackward"),
+    (dict(precision="bf16", lora=4), "_FrozenHeadBackward")], ids=str)
+def test_a_head_takes_the_fastest_road_on_a_cpu_with_the_same_numbers(how, road, tmp_path, monkeypatch):
+    policy, _ = model.load_policy(saved(tmp_path, "qwen3"), **how)
     batch = rollout.collate([Trajectory("", [5, 6], [Turn([7, 8, 9] * 5, [0.0] * 15, "", "")])])
-    head, roads = model.turn_logprob, []
+    head, roads, found = model.turn_logprob, [], []
 
-    def on(forced, *args, **named):
-        roads.append(named["backend"])
-        return head(*args, **named | {"backend": forced or named["backend"]})
+    def on(backend, *args, **named):
+        out = head(*args, **named, backend=backend)
+        roads.append(type(out.logprobs.grad_fn).__name__)
+        return out
 
-    for precision, road in (("fp32", "auto"), ("bf16", "torch")):
-        policy, _ = model.load_policy(folder, precision=precision)
-        found = []
-        for forced in (None, "reference"):
-            monkeypatch.setattr(model, "turn_logprob", functools.partial(on, forced))
-            hidden = model.hidden_states(policy, batch)
-            logprobs = model.token_logprobs(policy, batch, hidden=hidden)
-            found.append((logprobs.detach(), gradient(policy, logprobs.sum())))
-        (ours, our_gradient), (plain, its_gradient) = found
-        assert roads[-2:] == [road, road] and torch.allclose(ours, plain, atol=.02)
-        assert (our_gradient - its_gradient).norm() < .02 * its_gradient.norm()
+    for backend in ("auto", "reference"):
+        monkeypatch.setattr(model, "turn_logprob", functools.partial(on, backend))
+        hidden = model.hidden_states(policy, batch)
+        logprobs = model.token_logprobs(policy, batch, hidden=hidden)
+        found.append((logprobs.detach(), gradient(policy, logprobs.sum())))
+    (ours, our_gradient), (plain, its_gradient) = found
+    assert roads == [road, "SubBackward0"] and torch.allclose(ours, plain, atol=.02)
+    assert (our_gradient - its_gradient).norm() < .02 * its_gradient.norm()
