@@ -3,10 +3,10 @@
     python -m benchmarks.many_hops FOLDER --train hotpot_train.json,2wiki_train.json,musique_train.jsonl \\
         --dev hotpot_dev.json,2wiki_dev.json,musique_dev.jsonl
 
-FOLDER has train.jsonl; tune.jsonl, a tenth of the training questions, which settings are chosen on; dev.jsonl,
-which is scored; and corpus.jsonl, every passage of all their contexts. The rows are the files' own, so they
-keep their gold evidence. A question stands once, by its words, and none of dev.jsonl in the others. dev.jsonl
-is in an order of hashes, so that --eval-limit takes a fixed sample of all sets.
+FOLDER has train.jsonl; tune.jsonl, a tenth of the training questions, which settings are chosen on;
+dev.jsonl, which is scored; and corpus.jsonl, every passage of all their contexts. The rows are the files' own,
+so they keep their gold evidence. A question stands once, by its words, and none of dev.jsonl in the others.
+dev.jsonl is in an order of hashes, so that --eval-limit takes a fixed sample of all sets.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def by_words(files, but=()):
     """{normalised question: row of the file}, without those in `but` and those that have no gold evidence."""
     rows = {}
     for file in files.split(","):
-        for number, row in data.read_records(Path(file)):
+        for _, row in data.read_records(Path(file)):
             question, = data.load_questions([row])
             words = normalize_answer(question.question)
             if question.context and question.supporting_facts and words not in but:

@@ -1,8 +1,11 @@
-"""benchmarks/one_hop.py: single hops of multi-hop questions as questions of their own."""
+"""benchmarks/one_hop.py: single hops of multi-hop questions as questions of their own; many_hops.py: several
+data sets in one task."""
 
 import json
 
-from benchmarks import one_hop
+import pytest
+
+from benchmarks import many_hops, one_hop
 from common import data
 
 
@@ -46,3 +49,26 @@ def test_hops_become_questions_and_no_page_is_on_both_sides(tmp_path, capsys):
     assert scored[3].supporting_facts[0][0] == "Ann Lee"
     assert len(data.load_corpus(str(tmp_path / "out" / "corpus.jsonl"))) == 10
     assert "3 questions to train on, 4 to score, 10 passages" in capsys.readouterr().out
+
+
+def test_many_hops_keeps_rows_once_and_none_on_both_sides(tmp_path, capsys):
+    train = [two_wiki(n, f"Film {n}", f"Name {n}", f"Town {n}") for n in range(40)]
+    dev = [two_wiki(50, "Film 3", "Name 3", "Town 3"), two_wiki(51, "Hook", "Bo Ek", "Rom")]
+    (tmp_path / "train.json").write_text(json.dumps([*train, train[5]]))
+    (tmp_path / "dev.json").write_text(json.dumps(dev))
+    (tmp_path / "dev.jsonl").write_text(json.dumps(musique(4)) + "\n")
+    files = f"{tmp_path / 'dev.json'},{tmp_path / 'dev.jsonl'}"
+    given = ["--train", str(tmp_path / "train.json"), "--dev", files]
+    many_hops.main([str(tmp_path / "out"), *given])
+    parts = {}
+    for name in ("train", "tune", "dev"):
+        parts[name] = data.load_questions(str(tmp_path / f"out/{name}.jsonl"))
+    asked = [q.question for part in parts.values() for q in part]
+    assert len(asked) == len(set(asked)) == 42 and len(parts["dev"]) == 3 and 0 < len(parts["tune"]) < 12
+    assert all(q.evidences and q.supporting_facts for q in parts["train"])
+    assert [step["answer"] for q in parts["dev"] for step in q.decomposition] == ["Ann Lee", "Ulm"]
+    corpus = {row["text"] for row in data.load_corpus(str(tmp_path / "out/corpus.jsonl"))}
+    assert {"Hook is a film by Bo Ek.", "Ann Lee lives in Ulm."} <= corpus
+    assert "to tune on, 3 to score" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="exists: nothing was written"):
+        many_hops.main([str(tmp_path / "out"), *given])
