@@ -795,7 +795,10 @@ def ask(cfg):
         question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
         if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
-    agent_in(place).ask(run, start_weights(cfg, place.env, "eval"), place.retriever, question)
+    source = start_weights(cfg, place.env, "eval")
+    if cfg.warmup_data:
+        source = warmed_up(cfg, source, place)
+    agent_in(place).ask(run, source, place.retriever, question)
 
 
 def start_weights(cfg, env, stage):

@@ -4,7 +4,7 @@
         --dev hotpot_dev.json,2wiki_dev.json,musique_dev.jsonl
 
 FOLDER has train.jsonl; tune.jsonl, a tenth of the training questions, which settings are chosen on;
-dev.jsonl, which is scored; and corpus.jsonl, every passage of all their contexts. The rows are the files' own,
+dev.jsonl, which is scored; and corpus.jsonl, every passage of all contexts. The rows are the files' own,
 so they keep their gold evidence. A question stands once, by its words, and none of dev.jsonl in the others.
 dev.jsonl is in an order of hashes, so that --eval-limit takes a fixed sample of all sets.
 """

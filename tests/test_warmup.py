@@ -12,7 +12,7 @@ import at2po
 import bi_rar
 import mygo_mujica
 import omne_r1
-from common import data, retriever, training
+from common import agent, data, retriever, training
 from common import model as models
 from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
@@ -241,6 +241,11 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     # the second time it is there
     script.main([*given, "--name", "b"])
     assert "warm-up | step" not in capsys.readouterr().out
+    # and it is what answers
+    asked = []
+    monkeypatch.setattr(agent.Agent, "ask", lambda self, run, source, *_: asked.append(str(source)))
+    script.main([*given, "--ask", "Who?"])
+    assert asked == [str(folder / "checkpoint")]
 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
