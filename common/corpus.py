@@ -8,6 +8,7 @@ stands under, behind the document's own.
 import argparse
 import csv
 import re
+import shlex
 from itertools import zip_longest
 from pathlib import Path
 
@@ -224,6 +225,7 @@ def main(argv=None):
     with process.ends_cleanly((UserError, OSError), lambda: "nothing was written"):
         passages, skipped = write_corpus(given.folder, given.out)
         say(f"{given.out}: {passages:,} passages")
+        say(f'Next: python -m common.serve search --corpus {shlex.quote(given.out)} --query "…"')
         for why, names in skipped.items():
             say(f"skipped: {len(names)} {why} ({', '.join(names)})")
 

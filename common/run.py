@@ -332,6 +332,10 @@ def tell(cfg):
     """The first screen: what is not the paper's default, how to read the lines that follow."""
     given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
     console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
+    weights = [getattr(cfg, name, "none of its own") for name in ("policy", "model", "checkpoint")]
+    if cfg.data == "world" and not any(weights):
+        console.print("The world's policy reads no system message: an edit of the prompt acts with --model.",
+                      style="dim", markup=False)
     say(guards.EVALUATION)
     if not cfg.eval_only:
         say(guards.LEGEND)

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from common import kg
 from common.data import load_corpus
-from common.files import UserError, say
+from common.files import UserError, one_line, say
 from common.graphs import kg_files
 from common.graphs.kg_tools import ENTITY_MATCHER, MATCHES, NODE_INFO, Call, LocalTools
 from common.http_client import BROKEN
@@ -197,8 +197,9 @@ def graph_app(tools, k=MATCHES):
 
 @dataclass
 class Search:
-    """Serves a corpus."""
+    """Serves a corpus, or searches it once."""
     corpus: str                 # JSONL with id, contents
+    query: str = ""             # searches for this, shows three passages and ends
     skip_bad: bool = False      # leave bad records out, and count them
     retriever: str = "bm25"     # bm25, dense:MODEL or dense:MODEL@INDEX (docs/data.md)
     host: str = "127.0.0.1"     # loopback unless told otherwise
@@ -206,9 +207,12 @@ class Search:
 
     def app(self):
         """(application, what it serves)"""
+        corpus, retriever = self.made()
+        return search_app(retriever), f"{len(corpus):,} passages ({self.retriever})"
+
+    def made(self):
         corpus = load_corpus(self.corpus, self.skip_bad)
-        app = search_app(make_retriever(self.retriever, corpus))
-        return app, f"{len(corpus):,} passages ({self.retriever})"
+        return corpus, make_retriever(self.retriever, corpus)
 
 
 @dataclass
@@ -234,11 +238,19 @@ class Graph:
 def main(arguments=None):
     command = tyro.cli(Search | Graph, prog="python -m common.serve", args=arguments)
     try:
-        serve(command)
+        show(command) if getattr(command, "query", "") else serve(command)
     except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         pass
+
+
+def show(command):
+    """The passages that a --query finds, best first."""
+    corpus, retriever = command.made()
+    say(f"{len(corpus):,} passages ({command.retriever})")
+    for number, passage in enumerate(retriever.search([command.query], 3)[0], 1):
+        say(f"{number}. {one_line(passage.title)}: {one_line(passage.text)[:200]}")
 
 
 def serve(command):
