@@ -316,11 +316,10 @@ class TransformersEngine:
         """Hidden states behind the last token of each active request and behind each guess of its own,
         (n, H)."""
         start = [r.length - 1 for r in self.active]
-        most = 0
         if self.device.type == "cpu" and len(self.active) <= FEW:
-            most = min(GUESSED, self.max_length - 2 - max(start))  # (the shortest rows are padded)
-        for r in self.active:
-            r.guess_next(most)
+            most = min(GUESSED, self.max_length - 2 - max(start))  # (shorter rows are padded)
+            for r in self.active:
+                r.guess_next(most)
         width = 1 + max(len(r.guess) for r in self.active)
         if width == 1:
             return self.decode([r.token_ids[-1] for r in self.active], start)
