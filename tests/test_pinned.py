@@ -19,7 +19,7 @@ from tests.conftest import ROOT, rows_of
 FILE = ROOT / "tests/pinned.json"
 STEPS = {  # script: (main, folder of the step, flags)
     "at2po": (at2po.main, "x", """--steps 1 --questions-per-step 3 --mini-batch 2 --chains 3 --expand 2
-        --rounds 1 --limit 40 --eval-limit 2 --lora 4 --bad-format-reward -1"""),
+        --rounds 1 --expansion random --limit 40 --eval-limit 2 --lora 4 --bad-format-reward -1"""),
     "bi_rar": (bi_rar.main, "x-forward", """--world plain --stage forward --steps 1 --questions-per-step 8
         --mini-batch 4 --group-size 5 --limit 40 --eval-limit 2 --explain-limit 1"""),
     "mygo_mujica": (mygo_mujica.main, "x-text-mygo", """--envs text --steps 1 --questions-per-step 8
