@@ -530,6 +530,7 @@ def update_spread(log_ratio, response_mask, turn_ids):
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
     """(loss, stats) of a micro-batch, from log-probs of tokens (B, T) and of turns (B, K). The denominator is
     num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
+    batch.remember_old(logprobs, turn_logprobs)  # unless it has them: the step's first update
     # times the trainer's probability over the engine's; a turn gets the mean over its tokens
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -581,11 +582,10 @@ def train(run, policy, reference, split):
                 trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
                 # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
                 with_advantages = [t for t in trajectories if t.advantages]
-                # this rank's micro-batches, with old_logprobs; share_prefixes: common turns are computed once
+                # this rank's micro-batches, common turns once. The first update's own pass gives its old ones
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-                    cfg.temperature, entropies=cfg.loss == "aepo",
-                    old=any(batches for batches, _, _ in minibatches))  # the first update's pass has its own
+                    cfg.temperature, entropies=cfg.loss == "aepo", old=bool(minibatches))
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
                 minibatches.append((batches, len(trajectories), num_tokens))  # counts of all ranks
@@ -599,7 +599,6 @@ def train(run, policy, reference, split):
                 continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
-                b.remember_old(logprobs, turn_logprobs)  # the step's first update: of what sampled
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0

@@ -8,6 +8,7 @@ does the same by FlexAttention.
 """
 
 import functools
+from typing import NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -19,30 +20,59 @@ from kernels.turn_logprob import matmul_of_bf16
 BLOCK = 64  # queries
 
 
+class Block(NamedTuple):
+    pack: int
+    rows: slice             # its queries
+    keys: torch.Tensor      # (k,) places of what some of them see
+    hidden: torch.Tensor    # (q, k) bool: which does not see which
+
+
 @functools.lru_cache(maxsize=1)  # all layers of a pass ask for the same tensor
-def plan(end):
-    """[(pack, slice of queries, keys that some of them see, (queries, keys) bool: which does not see which)]
-    """
-    found = []
+def blocks_of(end):
+    """[Block] of `end` (P, 1, 1, N)."""
+    blocks = []
     for pack, ends in enumerate(end[:, 0, 0].cpu()):
         for first in range(0, len(ends), BLOCK):
-            query = torch.arange(first, min(first + BLOCK, len(ends)))
-            keys = (ends[:query[-1] + 1] > first).nonzero()[:, 0]
-            hidden = (keys > query[:, None]) | (ends[keys] <= query[:, None])
-            found.append((pack, slice(first, first + len(query)), keys.to(end.device), hidden.to(end.device)))
-    return found
+            last = min(first + BLOCK, len(ends))
+            query = torch.arange(first, last)[:, None]
+            keys = (ends[:last] > first).nonzero()[:, 0]
+            behind = keys > query
+            over = ends[keys] <= query
+            hidden = (behind | over).to(end.device)
+            blocks.append(Block(pack, slice(first, last), keys.to(end.device), hidden))
+    return blocks
 
 
 def product(a, b):
     """a @ b in fp32."""
-    return matmul_of_bf16(a.float(), b.float()) if a.dtype == torch.bfloat16 else a @ b
+    if a.dtype == torch.bfloat16:
+        return matmul_of_bf16(a.float(), b.float())
+    return a @ b
 
 
-def weights(query, key, hidden, scale):
-    """softmax over the keys (h, k, dim) for queries (h, group * q, dim), which share keys: (h, group * q, k)
-    fp32."""
-    scores = product(query, key.transpose(1, 2)).mul_(scale)
-    scores.view(len(key), -1, *hidden.shape).masked_fill_(hidden, -torch.inf)
+def queries(x, block):
+    """A block's rows of x (P, h, group, N, dim): (h, group * q, dim), since a group shares its keys."""
+    rows = x[block.pack, :, :, block.rows]
+    return rows.flatten(1, 2)
+
+
+def write(out, block, rows):
+    """`queries` the other way."""
+    place = out[block.pack, :, :, block.rows]
+    place.copy_(rows.view(place.shape))
+
+
+def seen(x, block):
+    """What a block sees of x (P, h, N, dim): (h, k, dim)."""
+    return x[block.pack].index_select(1, block.keys)
+
+
+def weights(q, k, block, scale):
+    """softmax over the keys, (h, group * q, k) fp32."""
+    scores = product(q, k.mT)
+    scores.mul_(scale)
+    by_query = scores.view(len(k), -1, *block.hidden.shape)
+    by_query.masked_fill_(block.hidden, -torch.inf)
     return scores.softmax(-1)
 
 
@@ -52,10 +82,12 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, end, scale):
         out = torch.empty_like(query)
-        for pack, rows, keys, hidden in plan(end):
-            q = query[pack, :, :, rows]                                     # (h, group, q, dim)
-            w = weights(q.flatten(1, 2), key[pack].index_select(1, keys), hidden, scale)
-            out[pack, :, :, rows] = (w.to(value.dtype) @ value[pack].index_select(1, keys)).view(q.shape)
+        for block in blocks_of(end):
+            q = queries(query, block)
+            k = seen(key, block)
+            v = seen(value, block)
+            w = weights(q, k, block, scale)
+            write(out, block, w.to(v.dtype) @ v)
         ctx.save_for_backward(query, key, value, end, out)
         ctx.scale = scale
         return out
@@ -65,18 +97,23 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx, grad):
         query, key, value, end, out = ctx.saved_tensors
         dquery = torch.empty_like(query)
-        dkey = torch.zeros(key.shape, device=key.device)                    # fp32: sums over blocks
+        dkey = torch.zeros(key.shape, device=key.device)       # fp32: sums over blocks
         dvalue = torch.zeros_like(dkey)
-        mean = (grad.float() * out.float()).sum(-1)                         # sum_k w_k dw_k, of every query
-        for pack, rows, keys, hidden in plan(end):
-            q, g = (x[pack, :, :, rows].flatten(1, 2) for x in (query, grad))
-            k, v = (x[pack].index_select(1, keys) for x in (key, value))
-            w = weights(q, k, hidden, ctx.scale)
-            dvalue[pack].index_add_(1, keys, (w.to(g.dtype).transpose(1, 2) @ g).float())
-            dscores = product(g, v.transpose(1, 2)).sub_(mean[pack, :, :, rows].flatten(1)[..., None])
-            dscores = dscores.mul_(w).mul_(ctx.scale).to(q.dtype)
-            dquery[pack, :, :, rows] = (dscores @ k).view(dquery[pack, :, :, rows].shape)
-            dkey[pack].index_add_(1, keys, (dscores.transpose(1, 2) @ q).float())
+        mean = (grad.float() * out.float()).sum(-1, True)      # sum_k w_k dw_k, of every query
+        for block in blocks_of(end):
+            q = queries(query, block)
+            g = queries(grad, block)
+            k = seen(key, block)
+            v = seen(value, block)
+            w = weights(q, k, block, ctx.scale)
+            dw = product(g, v.mT)
+            dscores = (dw - queries(mean, block)) * w * ctx.scale
+            dscores = dscores.to(q.dtype)
+            write(dquery, block, dscores @ k)
+            dk = dscores.mT @ q
+            dv = w.to(g.dtype).mT @ g
+            dkey[block.pack].index_add_(1, block.keys, dk.float())
+            dvalue[block.pack].index_add_(1, block.keys, dv.float())
         return dquery, dkey.to(key.dtype), dvalue.to(value.dtype), None, None
 
 

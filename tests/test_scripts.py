@@ -184,7 +184,7 @@ def test_guards_see_old_weights_and_log_probs_that_do_not_repeat(tmp_path, monke
 
     monkeypatch.setattr(models, "turn_logprobs", drawn)
     monkeypatch.setattr(models, "check_training_pass", lambda *_: None)
-    assert fired("drawn") == {"first_ratio"}
+    assert fired("drawn") == {"drift"}  # (the first update's log-probs are its own old ones)
 
 
 def test_a_correction_of_nothing_changes_little_and_is_reported(tmp_path, one_step):
