@@ -106,8 +106,9 @@ class _Blocks(torch.autograd.Function):
             k = seen(key, block)
             v = seen(value, block)
             w = weights(q, k, block, ctx.scale)
-            dw = product(g, v.mT)
-            dscores = (dw - queries(mean, block)) * w * ctx.scale
+            dscores = product(g, v.mT)                         # dw
+            dscores.sub_(queries(mean, block))
+            dscores.mul_(w).mul_(ctx.scale)
             dscores = dscores.to(q.dtype)
             write(dquery, block, dscores @ k)
             dk = dscores.mT @ q
@@ -123,7 +124,8 @@ def block_attention(module, query, key, value, attention_mask, scaling=None, **k
     if attention_mask is None or attention_mask.dtype != torch.long:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     P, heads, N, dim = query.shape
-    query, key = query.to(value.dtype), key.to(value.dtype)  # a norm of fp32 weights gives fp32
+    # a norm of fp32 weights gives fp32; blocks are taken from what lies in its order
+    query, key, value = (x.to(value.dtype).contiguous() for x in (query, key, value))
     query = query.view(P, key.shape[1], -1, N, dim)
     with torch.autocast(query.device.type, enabled=False):
         out = _Blocks.apply(query, key, value, attention_mask, scaling or dim**-.5)

@@ -27,7 +27,8 @@ def batch_of(ratios, **more):
     ratios = torch.tensor(ratios, dtype=torch.double)
     old = torch.where(MASK, -1.0, 0.0).double()
     return SimpleNamespace(
-        remember_old=lambda *_: None, old_logprobs=old, rollout_logprobs=old - ratios.log(), response_mask=MASK, turn_ids=TURNS,
+        remember_old=lambda *_: None, old_logprobs=old, rollout_logprobs=old - ratios.log(),
+        response_mask=MASK, turn_ids=TURNS,
         advantages=torch.tensor([[0, 1.0, 1.0, 0, -2.0], [0, 3.0, 3.0, 3.0, 0]]).double(), **more)
 
 
