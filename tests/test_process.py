@@ -245,10 +245,11 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
         _ = kernels.get_kernel
 
 
-def test_a_terminal_without_utf_8_shows_help():
-    done = subprocess.run([sys.executable, "askit.py", "--help"], cwd=ROOT, capture_output=True,
+@pytest.mark.parametrize("program, word", [("askit.py", b"--stage"), ("-m common.serve", b"search")])
+def test_a_terminal_without_utf_8_shows_help(program, word):
+    done = subprocess.run([sys.executable, *program.split(), "--help"], cwd=ROOT, capture_output=True,
                           env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
-    assert done.returncode == 0 and b"--stage" in done.stdout and done.stdout.isascii(), done.stderr[-500:]
+    assert done.returncode == 0 and word in done.stdout and done.stdout.isascii(), done.stderr[-500:]
 
 
 @pytest.mark.parametrize("text", [

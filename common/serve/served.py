@@ -195,14 +195,13 @@ class ServedEngine:
         sampling = self.sampling
         try:
             text, choice = self.chat.choice(messages, **options, extra_body=sampling | goes_on)
-        except BadAnswer as error:
+        except BadAnswer:
             if sampling and not (self.chat.answered and self.sampling):  # another thread has found it out
                 self.sampling = {}
                 warn(f"--policy: without {', '.join(sampling)}, which this service may not know")
                 return self.ask(messages, options)
             if so_far and not self.continues:
-                raise RunError("--policy: this server does not go on with an assistant's message, as agents "
-                               f"do behind a search. {OWN_TEMPLATE} ({error})") from error
+                self.see_whether_it_goes_on(options, goes_on)
             raise
         message = getattr(choice, "message", None)
         if getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None):
@@ -212,6 +211,16 @@ class ServedEngine:
         if so_far:
             text = text.removeprefix(so_far)  # which some send again
         return self.read(text, choice, options.get("stop", ()))
+
+    def see_whether_it_goes_on(self, options, goes_on):
+        """RunError where even a short assistant's message is refused: then it was not the prompt's fault."""
+        short = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
+        try:
+            self.chat.choice(short, **options, extra_body=self.sampling | goes_on)
+        except BadAnswer as error:
+            raise RunError("--policy: this server does not go on with an assistant's message, as agents do "
+                           f"behind a search. {OWN_TEMPLATE} ({error})") from error
+        self.continues = True
 
     def read(self, text, choice, stops):
         left_there = [stop for stop in stops if text.endswith(stop)]  # servers leave it out, but for some
