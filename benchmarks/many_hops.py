@@ -10,11 +10,11 @@ dev.jsonl is in an order of hashes, so that --eval-limit takes a fixed sample of
 """
 
 import argparse
-import sys
 from pathlib import Path
 
+from benchmarks.one_hop import write
 from common import data
-from common.files import UserError, write_jsonl
+from common.files import write_jsonl
 from common.metrics import normalize_answer
 from common.rollout import stable_seed
 
@@ -54,13 +54,7 @@ def main(argv=None):
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", required=True, metavar="FILES")
     parser.add_argument("--dev", required=True, metavar="FILES")
-    args = parser.parse_args(argv)
-    if args.folder.exists():
-        sys.exit(f"error: {args.folder} exists: nothing was written; choose another name")
-    try:
-        make(args)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    write(make, parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,11 @@ def main(argv=None):
     parser.add_argument("--train", required=True, metavar="FILES")
     parser.add_argument("--dev", required=True, metavar="FILES")
     parser.add_argument("--more", default="", metavar="FILES", help="files whose contexts alone are used")
-    args = parser.parse_args(argv)
+    write(make, parser.parse_args(argv))
+
+
+def write(make, args):
+    """make(args), which writes args.folder; one line where it cannot."""
     if args.folder.exists():
         sys.exit(f"error: {args.folder} exists: nothing was written; choose another name")
     try:

@@ -194,7 +194,8 @@ def pick(shares, uniforms):
     some = shares.gather(1, column.clamp(max=V - 1)).double()
     some = torch.where(column < V, some, 0).cumsum(-1)
     at = torch.searchsorted(some, inside * some[:, -1:], right=True)
-    return column.gather(1, at)[:, 0], parts[:, -1]
+    token = column.gather(1, at.clamp(max=PART - 1))[:, 0]
+    return token.clamp(max=V - 1), parts[:, -1]                               # (shares may be NaN)
 
 
 def in_bf16(model):

@@ -208,6 +208,14 @@ def test_what_is_picked_is_where_the_cumulative_probability_passes_the_number(V)
     torch.testing.assert_close(total, logits.double().exp().sum(-1), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("V", [7, 64, 1000])
+def test_what_is_not_finite_is_sampled_as_some_token(V):
+    """A guard says so, behind the step: log-probs are NaN."""
+    for shares in (torch.full((2, V), torch.nan), torch.zeros(2, V)):
+        token, _ = engines.pick(shares, torch.tensor([.3, .9], dtype=torch.double))
+        assert ((0 <= token) & (token < V)).all()
+
+
 def test_what_all_prompts_begin_with_is_read_once(policy):
     """A system message of 80 tokens before eight questions."""
     start = [5 + i % 30 for i in range(80)]

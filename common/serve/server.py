@@ -238,7 +238,10 @@ class Graph:
 def main(arguments=None):
     command = tyro.cli(Search | Graph, prog="python -m common.serve", args=arguments)
     try:
-        show(command) if getattr(command, "query", "") else serve(command)
+        if isinstance(command, Search) and command.query:
+            show(command)
+        else:
+            serve(command)
     except (UserError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
