@@ -43,7 +43,7 @@ import torch
 
 from common import chat, data, flags, metrics, rollout, splits, training
 from common import model as models
-from common.agent import Agent, Player
+from common.agent import Agent, Player, after_warm_up
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
@@ -635,12 +635,10 @@ def evaluate(policy, split, cfg, progress):
 def main(argv=None):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first.
     (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = parse_args(argv)
+    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
-    if cfg.warmup_data:
-        source = AGENT.warmed_up(cfg, source, evals[0])  # demonstrations search with its retriever
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
     frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # a second model in memory; LoRA's reference is its base
@@ -695,6 +693,7 @@ AGENT = Agent(
     ends=lambda cfg: "none" if cfg.stop_at_answer else "last",  # which turns learn to end the sequence
 )
 tiny_policy = AGENT.tiny_policy
+learn_first = partial(AGENT.learn_first, PAPER_EVAL)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from transformers import AutoConfig
 
 from common import chat, data, distributed, flags, metrics, rollout, splits, training
 from common import model as models
-from common.agent import Agent
+from common.agent import Agent, after_warm_up
 from common.folder import left_by
 from common.of_bi_rar import controls, scoring
 from common.of_bi_rar import steps as page
@@ -559,7 +559,7 @@ def stages_of(cfg):
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table. What can be refused without
     reading data is refused first. (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = parse_args(argv)
+    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
     if cfg.scorer and cfg.scorer != "lines":
         models.find_model(cfg.scorer)  # refuses what is no model
     if cfg.stage == "merge":
@@ -569,8 +569,6 @@ def main(argv=None):
     runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
-    if cfg.warmup_data:
-        initial_source = AGENT.warmed_up(cfg, initial_source, evals[0])
     start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: not what it measures with
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
@@ -700,6 +698,7 @@ AGENT = Agent(
     flawed=("", " </answer>"),  # in those with a format error on purpose
     hard=(3000, .4))  # warm-up steps and rate of errors with --world hard, whose paths differ in length
 tiny_policy = AGENT.tiny_policy
+learn_first = partial(AGENT.learn_first, PAPER_EVAL)
 
 
 def terms_of_demonstration(cfg, tokenizer, line_break, question, demo, index):

@@ -47,14 +47,14 @@ import torch
 
 from common import chat, checkpoint, data, distributed, flags, kg, metrics, rollout, training
 from common import model as models
-from common.agent import Agent
+from common.agent import Agent, after_warm_up
 from common.files import say, warn
 from common.folder import left_by
 from common.of_mygo import places, records
 from common.of_mygo.places import topic_entities
 from common.retriever import make_retriever
 from common.rollout import Outcome, Policy, Trajectory, Turn, context_ids, question_seeds, stable_seed
-from common.run import Run, make_engine, program, timed
+from common.run import Run, program, timed
 
 # ---------------------------------------------------------------- config
 
@@ -724,7 +724,7 @@ def evaluate(policy, place, cfg, progress):
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own. (@program: an error is one
     line; Ctrl-C says how to go on.)"""
-    cfg = parse_args(argv)
+    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
     if cfg.ask:
         return ask(cfg)
     envs, stages = cfg.envs.split(","), [cfg.stage]
@@ -739,7 +739,7 @@ def main(argv=None):
         todo.append((run, env, stage))
         if cfg.stage in LEARNING:
             start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
-    split, evals = load_splits(cfg)
+    split, evals = places.load_splits(cfg, PAPER_EVAL)
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
     for env in envs:
@@ -756,8 +756,6 @@ def run_stage(run, env, stage, split, evals):
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
     source = start_weights(cfg, env, stage)
-    if cfg.warmup_data:  # written demonstrations instead of the few-shot warm-up
-        source = warmed_up(cfg, source, evals[0])  # a place to search, not its questions
     trains = stage in ("warm-up", *LEARNING)
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
@@ -765,7 +763,7 @@ def run_stage(run, env, stage, split, evals):
     policy = run.policy(run.folder.start or source, trains, frozen=num_frozen)
     sampler, reference = policy, None
     if stage == "offline":
-        sampler = frozen_sampler(cfg, source, policy)
+        sampler = run.policy(source, trains=False)  # an engine of its own, on weights that are not trained
     if has_reference:
         # lora=0: a model of its own, since the base below --lora's adapters has had no warm-up
         reference = models.load_reference(policy.model, source, lora=0)
@@ -787,43 +785,25 @@ def run_stage(run, env, stage, split, evals):
 def ask(cfg):
     """--ask: one question. In a graph its topic entities are those that it names."""
     run = Run(cfg, "mygo_mujica")
-    _, [split, *_] = load_splits(cfg)
+    _, [split, *_] = places.load_splits(cfg, PAPER_EVAL)
     place = Place(**vars(split), env=cfg.envs.split(",")[0], few_shot=cfg.stage == "few-shot")
     question = data.Question("ask", cfg.ask, [""])
     if place.env == "kg":
-        from common.graphs.synthesis import is_named
-        question.entities = [[name] for name in place.graph.graph if is_named(name, cfg.ask)]
+        question.entities = [[name] for name in place.graph.graph if kg.is_named(name, cfg.ask)]
         if not question.entities:
             raise data.DataError("--ask: the question names no entity of the graph, spelled as it is there")
     source = start_weights(cfg, place.env, "eval")
-    if cfg.warmup_data:
-        source = warmed_up(cfg, source, place)
     agent_in(place).ask(run, source, place.retriever, question)
 
 
 def start_weights(cfg, env, stage):
     """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
     unless another start is given. Any other: --checkpoint, or the model."""
-    given = cfg.warmup_data or (cfg.checkpoint and cfg.stage != "all")  # --stage all warms that checkpoint up
+    given = cfg.checkpoint and cfg.stage != "all"  # --stage all warms that checkpoint up
     if stage in LEARNING and not given:
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     return checkpoint.find(source) or source
-
-
-def frozen_sampler(cfg, source, policy):
-    """The sampler of offline MyGO: an engine of its own, and weights that are not trained."""
-    model = models.load_model(source, frozen=True, precision=cfg.precision)
-    model.vocabulary = policy.model.vocabulary  # ids that may be sampled
-    return Policy(model, policy.tokenizer, make_engine(cfg, model, policy.tokenizer))
-
-
-def load_splits(cfg):
-    """(training split or None, evaluation splits), with the graph where one is searched (sec. 4.1)."""
-    if cfg.data != "world":
-        return places.load_splits(cfg, PAPER_EVAL)
-    from common.world import splits as of_world
-    return of_world.load_apart(cfg, kg.KnowledgeGraph.from_triples)
 
 
 def parse_args(argv=None):
@@ -948,9 +928,11 @@ def demonstration(tokenizer, question, demo, place, cfg):
     return conversations(scripted.play(tokenizer, [], place.retriever, agent))
 
 
-def warmed_up(cfg, source, place):
-    """Folder of the weights `source` after they learned --warmup-data. place: what demonstrations search."""
+def learn_first(cfg, source):
+    """Folder of `source` after --warmup-data, whose demonstrations search what is evaluated first."""
     from common.of_mygo import written
+    _, [split, *_] = places.load_splits(cfg, PAPER_EVAL)
+    place = Place(**vars(split))
     return written.warmed_up(cfg, source, place, demonstration)
 
 

@@ -9,7 +9,7 @@ Stage 3: PPO of all weights, which begin as stage 2's, with another reward. ("Au
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
 cost in each token's reward; the critic is a linear head on the policy's own hidden states.
 
-    sec. 2                 questions from paths           common/graphs/synthesis.py
+    sec. 2                 questions from paths           common/of_omne/synthesis.py
     sec. 3.1               think, call a tool, answer     play, read_round, common/of_omne/tool_calls.py
     sec. 3.3.1             PPO, GAE, actor and critic     train, ppo_loss, gae, ActorCritic
     sec. 3.3.2, 3.5        rewards of stages 1 and 3      first_reward, third_reward
@@ -45,7 +45,7 @@ from safetensors.torch import load_file, save_file
 
 from common import chat, checkpoint, data, distributed, flags, metrics, rollout, training
 from common import model as models
-from common.agent import Agent
+from common.agent import Agent, after_warm_up
 from common.files import Lines, Progress, warn
 from common.folder import left_by
 from common.graphs.kg_tools import ENTITY_MATCHER, NODE_INFO, Call
@@ -72,8 +72,7 @@ class Config(flags.PolicyFlags):
 
     # ---- graphs and tools
 
-    # NAME=FILE,NAME=FOLDER (a question's type is its graph's NAME), a file, a folder of graphs, or
-    # http://HOST:PORT
+    # NAME=FILE,NAME=FOLDER (a question's type is its graph's NAME), a file, or a folder of graphs
     graph: str = ""
     graph_encoder: str = "BAAI/bge-large-en-v1.5"  # of entities' names; empty = tf-idf | sec. 3.2.1
     matches: int = 5                # entities that entity_matcher shows | app. A
@@ -817,11 +816,11 @@ STAGES = {
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table. Checks that need no data come
     first. (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = parse_args(argv)
+    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
     if cfg.ask:
         run = Run(cfg, "omne_r1")
-        tools, question, evaluated = graph_questions.asked(cfg)
-        return AGENT.ask(run, start_weights(cfg, "eval", evaluated), tools, question)
+        tools, question = graph_questions.asked(cfg)
+        return AGENT.ask(run, start_weights(cfg, "eval"), tools, question)
     stages = plumbing.stages_of(cfg, STAGES)  # {label: (kind, the stage's cfg)}
     runs = []
     free = ("stage", "curve_questions")  # --resume may change these flags
@@ -843,7 +842,7 @@ def run_stage(run, kind, split, evals):
     steps = cfg.steps if kind in REWARD else 0  # SFT's final evaluation alone says that it is done
     if folder.is_done(steps, evals):
         return
-    source = start_weights(cfg, kind, evals[0].evaluated)
+    source = start_weights(cfg, kind)
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
     rows = sft_rows(cfg, split) if kind == "sft" else []
     # the KL's reference is a second model in memory; with adapters it is the policy without them
@@ -867,17 +866,14 @@ def run_stage(run, kind, split, evals):
         run.evaluate(evals=evals, initial=run.name == "base")  # base: warns where few are in the format
 
 
-def start_weights(cfg, kind, evaluated=frozenset()):
+def start_weights(cfg, kind):
     """What a stage begins with: stage 3 with stage 2's weights, others with the first given of --checkpoint,
-    --model, --policy (an API). Adapters are merged. evaluated: fingerprints of tests, for a warm-up to leave
-    out."""
+    --model, --policy (an API). Adapters are merged."""
     if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:
         source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)
-        if cfg.warmup_data:
-            source = plumbing.warmed_up(cfg, source, evaluated, conversation_of)
         source = checkpoint.find(source) or source
     return distributed.first(models.folded, source, plumbing.folder_of(cfg, "merged"))
 
@@ -997,6 +993,12 @@ async def answer_directly(player, question, name):
 
 
 DIRECT = Agent("omne_r1", answer_directly, prompt=bare_prompt)
+
+
+def learn_first(cfg, source):
+    """Folder of `source` after --warmup-data."""
+    _, evals = distributed.first(graph_questions.load, cfg)
+    return plumbing.warmed_up(cfg, source, evals[0].evaluated, conversation_of)
 
 
 def tiny_policy(cfg):

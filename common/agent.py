@@ -10,9 +10,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout
+from common import chat, data, metrics, rollout, splits
 from common import model as models
 from common.files import console, plain, say
+
+
+def after_warm_up(cfg, learn_first):
+    """cfg, whose --checkpoint is what learn_first(cfg, start) leaves where --warmup-data is given: a program
+    of its own (common/warmup/__main__.py), which runs before the script's, whatever that does."""
+    if not cfg.warmup_data:
+        return cfg
+    start = cfg.checkpoint or cfg.model
+    models.find_model(start)  # refuses what is no model
+    folder = learn_first(replace(cfg, ask="", collect=""), start)
+    return replace(cfg, checkpoint=str(folder))
 
 
 def show_turn(turn):
@@ -168,6 +179,10 @@ class Agent:
             return self.play(player, question, "demonstration")
 
         return scripted.play(tokenizer, lines, retriever, agent)
+
+    def learn_first(self, paper_eval, cfg, source):
+        """The folder of `source` after --warmup-data, whose demonstrations search what is evaluated first."""
+        return self.warmed_up(cfg, source, splits.load_splits(cfg, paper_eval)[1][0])
 
     def warmed_up(self, cfg, source, split):
         """Fine-tunes `source` on --warmup-data, without what is evaluated, and returns the folder. split: a

@@ -82,10 +82,10 @@ class Progress:
         if self.status:
             self.status.stop()
 
-    def __call__(self, done, total):
-        """total: 0 = not known."""
+    def __call__(self, done, total, more=""):
+        """total: 0 = not known. more: what else tells that it goes on."""
         now = time.time()
-        line = f"{self.what}: {done}{total and f'/{total}' or ''}, {clock(now - self.began)}"
+        line = f"{self.what}: {done}{total and f'/{total}' or ''}{more}, {clock(now - self.began)}"
         if total and done and not self.at_once:
             left = (now - self.began) * (total - done) / done
             line += f", {clock(left)} left"

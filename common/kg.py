@@ -18,6 +18,7 @@ import networkx
 
 from common.chat import no_tags
 from common.files import UserError
+from common.retriever import TOKEN, folded
 
 
 class GraphError(UserError):
@@ -230,3 +231,23 @@ def render_unknown_graph(graph_type, graphs):
 
 def _joined(lines):
     return no_tags("\n".join(lines))
+
+
+# ---------------------------------------------------------------- names in a question
+
+def is_named(name, question):
+    """Whether the words of the name stand in the question, in order; case and accents apart. A name in
+    brackets behind it may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
+
+    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
+    (False, True, True)
+    >>> is_named("上海", "他在上海出生吗？"), is_named("Ann", "谁是Ann的姑姑？")
+    (True, True)
+    """
+    asked = words_of(question)
+    forms = words_of(name), words_of(re.sub(r"\s*\([^()]*\)$", "", name))
+    return any(form in asked for form in forms if form.strip())
+
+
+def words_of(text):
+    return f" {' '.join(TOKEN.findall(folded(one_line(text))))} "

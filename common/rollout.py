@@ -172,9 +172,10 @@ async def _drive(agents, engine, search, progress, results):
     for place, agent in enumerate(agents):
         PLACE.set(place)
         tasks.append(asyncio.ensure_future(agent))
+    tokens = 0  # sampled one behind another
     try:
         while not all(t.done() for t in tasks):
-            progress(sum(t.done() for t in tasks), len(tasks))
+            progress(sum(t.done() for t in tasks), len(tasks), f", the others at token {tokens:,}")
             # let every agent go on until it waits for engine or search (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -184,6 +185,7 @@ async def _drive(agents, engine, search, progress, results):
             search.flush()
             if engine.busy:
                 engine.step()
+                tokens += 1
             elif search.running:
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         progress(len(tasks), len(tasks))
@@ -222,15 +224,16 @@ def entropy(turns):
     return -sum(sum(t.logprobs) for t in turns) / sum(len(t.ids) for t in turns)
 
 
-def no_progress(done, total):
+def no_progress(done, total, more=""):
     """For callers of an evaluation that nobody watches."""
 
 
 def run_agents(agents, engine, search, progress=None):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
-    search: the BatchedSearch that the agents were given. progress(done, total) is told how many have ended; a
-    rollout that takes long says so itself. Of several ranks each runs its share, and all get all results."""
+    search: the BatchedSearch that the agents were given. progress(done, total, more) is told how many have
+    ended; a rollout that takes long says so itself. Of several ranks each runs its share, and all get all
+    results."""
     progress = progress or Progress("rollout", at_once=True)
     agents = list(agents)
     own = distributed.share(agents)

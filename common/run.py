@@ -20,6 +20,7 @@ import importlib
 import os
 import shlex
 import subprocess
+import textwrap
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -27,6 +28,8 @@ from pathlib import Path
 
 import torch
 import transformers
+from rich.columns import Columns
+from rich.text import Text
 
 from common import chat, checkpoint, distributed, flags, guards, metrics, process, rollout
 from common import model as models
@@ -68,7 +71,8 @@ def open_tracker(name, folder):
 
 # ---------------------------------------------------------------- a run, or a stage of one
 
-SHOW_EVERY = 10  # steps between the best and the worst trajectory on the terminal
+SCREEN = 80      # columns of what is read word by word
+explained = []   # legends that this program has printed
 PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as every evaluation does
 
 
@@ -186,6 +190,7 @@ class Run:
                 folder.write(file.name, {"summary": summary, "predictions": rows})
             found[split.name] = read_json(file, dict)
             say(metrics.summary_line(split.name, found[split.name]["summary"]))
+            explain(guards.EVALUATION)
         if not suffix:
             from common.report import card
             distributed.once(card.write, folder, policy, found)
@@ -232,7 +237,8 @@ class Run:
                 sample["prompt"] = learner.tokenizer.decode(sample["prompt_ids"])
             if optimizer:
                 row.setdefault("train/lr", optimizer.param_groups[0]["lr"])
-            told = [f"{label}{step_line(step, total, row, metrics)}"]  # once it is saved: it cannot be lost
+            how_far = place_of(step, total, done)
+            told = [f"{label}{how_far}{step_line(row, metrics)}"]  # once it is saved: it cannot be lost
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
             if due and self.evaluated[1]:
                 row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
@@ -244,10 +250,10 @@ class Run:
             if save_every and step % save_every == 0:
                 self.save(learner, optimizer, step, state)
                 saved = step
-            announce(sample if step % SHOW_EVERY == 0 else None, *told)
+            announce(row, *told)
             if distributed.rank() == 0 and (due or time.time() > page_at):
                 page_at = time.time() + PAGE_EVERY
-                page_so_far(folder, f"step {step} of {total}")
+                page_so_far(folder, how_far.replace("/", " of "))
         if step < total:
             say(f"training ends after step {step} of at most {total}: its budget of sampled tokens is spent")
         if step > saved:
@@ -330,15 +336,24 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 def tell(cfg):
     """The first screen: what is not the paper's default, how to read the lines that follow."""
-    given = " ".join(f"{key}={getattr(cfg, key)}" for key in changed(cfg))
-    console.print(f"Settings that differ from the paper's: {given or 'none'}", style="dim", markup=False)
+    paper = type(cfg)()
+    console.print("Settings that differ from the paper's, which is in brackets:", style="dim", markup=False)
+    settings = []
+    for key in changed(cfg):
+        of_paper = f" [{getattr(paper, key)}]" if getattr(paper, key) != "" else ""
+        settings.append(Text(f"{key} {getattr(cfg, key)}{of_paper}"))
+    console.print(Columns(settings or ["none"], padding=(0, 2)), style="dim", width=SCREEN)
     weights = [getattr(cfg, name, "none of its own") for name in ("policy", "model", "checkpoint")]
     if cfg.data == "world" and not any(weights):
         console.print("The world's policy reads no system message: an edit of the prompt acts with --model.",
                       style="dim", markup=False)
-    say(guards.EVALUATION)
-    if not cfg.eval_only:
-        say(guards.LEGEND)
+
+
+def explain(legend):
+    """Below the first line of its kind: what the words in it mean."""
+    if legend not in explained:
+        explained.append(legend)
+        console.print(textwrap.indent(textwrap.fill(legend, SCREEN - 4), "    "), style="dim", markup=False)
 
 
 def changed(cfg):
@@ -376,9 +391,9 @@ def coarsest_precision(cfg):
     return "bf16" if in_bf16 else "fp32"
 
 
-def step_line(step, total, row, metrics):
-    """One line per step, from the script's table: times and memory last. Means over the whole step."""
-    parts = [f"step {step}/{total}"]
+def step_line(row, metrics):
+    """A step in one line, from the script's table: times and memory last. Means over the whole step."""
+    parts = [""]
     last = ("time/", "mem/")
     for key in sorted(metrics, key=lambda key: key.startswith(last)):
         if metrics[key].line and key in row:
@@ -390,14 +405,23 @@ def step_line(step, total, row, metrics):
     return " | ".join(parts)
 
 
-def announce(sample, line, *warnings):
-    """On the terminal: a step's line, what its guards say, now and then two trajectories."""
+def place_of(step, total, done):
+    """How far training is; done: the share of it, which more than steps may end.
+
+    >>> place_of(3, 60, .05), place_of(3, 60, .2)
+    ('step 3/60', 'step 3 of about 15')
+    """
+    ends = round(step / done) if done else total
+    return f"step {step}/{total}" if ends >= total else f"step {step} of about {ends}"
+
+
+def announce(row, line, *warnings):
+    """On the terminal: a step's line, what its words mean, and what its guards say."""
     console.print(line, markup=False)
+    if "reward/mean" in row:  # no warm-up
+        explain(guards.LEGEND)
     for warning in warnings:
         warn(warning)
-    if sample:
-        from common.page import record
-        record.explain_best_and_worst(sample)
 
 
 @contextmanager
@@ -430,6 +454,7 @@ def program(one_process=False):
 
     one_process: what it trains is small, and not made for several (common/distributed.py)."""
     opened.clear()
+    explained.clear()
     transformers.utils.logging.disable_progress_bar()
     with process.ends_cleanly((UserError, OSError), what_is_saved):
         distributed.start()

@@ -60,16 +60,15 @@ def _questions_of(cfg, paper_eval, live):
     """(training questions or None, {evaluation set: its questions}), all that are evaluated, whatever
     --eval-limit asks of them. No question stands in both, and with --collect none that would be evaluated is
     asked. Where --eval-only asks what a file holds out, the training questions are the rest of it."""
-    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag, nor the next)
-    warms_up = getattr(cfg, "warmup_data", "")
+    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag)
     own = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
     of_paper = cfg.data.removesuffix("-train") in own
-    if cfg.ask and not live and not warms_up:
+    if cfg.ask and not live:
         return None, {}
     listed = cfg.eval_data or (paper_eval if of_paper else "")
     sets = {n: data.load_questions(n, None, cfg.skip_bad) for n in listed.split(",") if n}
     if (cfg.eval_only or cfg.ask) and not collects:
-        asks_all = not has_learned(cfg) or cfg.ask and not warms_up
+        asks_all = not has_learned(cfg) or cfg.ask
         if sets or asks_all or not data.same_in_both_roles(cfg.data):
             return None, sets or {cfg.data: data.load_questions(cfg.data, None, cfg.skip_bad)}
     train = data.load_questions(cfg.data, None, cfg.skip_bad, role="train")
@@ -92,8 +91,8 @@ def _questions_of(cfg, paper_eval, live):
 
 def has_learned(cfg):
     """Whether an evaluation may be of weights that learned from --data."""
-    warms_up = getattr(cfg, "warmup_data", "")
-    return bool(cfg.checkpoint or warms_up or Path(cfg.model, "trainer.json").expanduser().exists())
+    learns_first = getattr(cfg, "warmup_data", "")
+    return bool(cfg.checkpoint or learns_first or Path(cfg.model, "trainer.json").expanduser().exists())
 
 
 def held_out(source, questions):

@@ -18,6 +18,7 @@ from common.chat import role_marks
 from common.data import Split
 from common.files import read_jsonl
 from common.graphs import kg_tools
+from common.of_mygo import written
 from common.of_omne import plumbing
 from common.of_omne.graph_questions import held_out
 from common.warmup import sharegpt, warmup
@@ -41,10 +42,9 @@ def own(play, tokenizer, texts, index):
     return rollout.run_alone(play, policy, index)
 
 
-def learned(script, monkeypatch, cfg, *args):
+def learned(warmed_up, monkeypatch, cfg, *args):
     """The trajectories that --warmup-data would train on."""
     monkeypatch.setattr(warmup, "warmed_up", lambda cfg, name, source, examples: examples)
-    warmed_up = getattr(script, "warmed_up", None) or script.AGENT.warmed_up
     return [t for example in warmed_up(cfg, *args) for t in example]
 
 
@@ -72,7 +72,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
 
     made = own(play, tokenizer, AT2PO_SAYS, OnePage())
     sharegpt.collect(cfg.warmup_data, [made], [QUESTION], at2po.AGENT.rows)
-    same_tokens([made], learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage())))
+    same_tokens([made], learned(at2po.AGENT.warmed_up, monkeypatch, cfg, small, Split("x", [], OnePage())))
 
 
 @pytest.mark.parametrize("max_observation", [500, 30])
@@ -87,7 +87,7 @@ def test_bi_rar_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkey
 
     made = own(play, tokenizer, says, OnePage())
     sharegpt.collect(cfg.warmup_data, [made], [QUESTION], bi_rar.AGENT.rows)
-    same_tokens([made], learned(bi_rar, monkeypatch, cfg, small, Split("x", [], OnePage())))
+    same_tokens([made], learned(bi_rar.AGENT.warmed_up, monkeypatch, cfg, small, Split("x", [], OnePage())))
 
 
 def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeypatch):
@@ -103,7 +103,8 @@ def test_mujica_learns_the_tokens_of_planner_and_worker(tmp_path, small, monkeyp
 
     made = own(play, tokenizer, says, OnePage())
     sharegpt.collect(cfg.warmup_data, [made], [QUESTION], mygo_mujica.agent_in(place).rows_of)
-    same_tokens(mygo_mujica.conversations(made), learned(mygo_mujica, monkeypatch, cfg, small, place))
+    same_tokens(mygo_mujica.conversations(made), learned(
+        written.warmed_up, monkeypatch, cfg, small, place, mygo_mujica.demonstration))
 
 
 @pytest.mark.parametrize("think", ["on", "off"])
@@ -123,7 +124,8 @@ def test_omne_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeypa
 
     made = own(play, tokenizer, says, tools)
     sharegpt.collect(cfg.warmup_data, [made], [question], omne_r1.AGENT.rows_of)
-    same_tokens([made], learned(plumbing, monkeypatch, cfg, small, frozenset(), omne_r1.conversation_of))
+    same_tokens([made], learned(
+        plumbing.warmed_up, monkeypatch, cfg, small, frozenset(), omne_r1.conversation_of))
 
 
 # ---------------------------------------------------------------- from the command line
@@ -235,7 +237,7 @@ def test_a_mark_of_a_role_is_not_learned(tmp_path, small, monkeypatch, capsys):
         row = {"script": "at2po", "id": str(i), "question": "Who?", "system": "", "conversations": asked}
         rows.append(row)
     cfg = at2po.Config(warmup_data=write(tmp_path / "r.jsonl", rows))
-    found = learned(at2po, monkeypatch, cfg, small, Split("x", [], OnePage()))
+    found = learned(at2po.AGENT.warmed_up, monkeypatch, cfg, small, Split("x", [], OnePage()))
     assert [t.question_id for t in found] == ["0"]
     assert "1 conversations; 1: write a mark of the chat template" in capsys.readouterr().out
     tokenizer = models.load_tokenizer(small)

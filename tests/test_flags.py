@@ -142,7 +142,7 @@ def test_what_a_stage_goes_on_from_is_missed_before_data_are_read(
         raise AssertionError("data were read first")
 
     monkeypatch.setattr(omne_r1.graph_questions, "load", read)
-    monkeypatch.setattr(mygo_mujica, "load_splits", read)
+    monkeypatch.setattr(mygo_mujica.places, "load_splits", read)
     monkeypatch.setattr(bi_rar.splits, "load_splits", read)
     with pytest.raises(SystemExit, match=message):
         SCRIPTS[script].main([*line.split(), "--out", str(tmp_path)])
@@ -187,10 +187,17 @@ def test_the_first_lines_say_what_they_are(tmp_path, capsys):
     open_folder(cfg, "at2po")
     run.tell(cfg)
     text = " ".join(capsys.readouterr().out.split())
-    title, _, shown = text.partition("differ from the paper's: ")
-    settings = shown.partition(" An evaluation's line")[0].split()
-    assert title == "Settings that " and {"model=m", "steps=7"} <= set(settings) and len(settings) < 10
-    assert text.count(guards.LEGEND) == 1 and len(guards.LEGEND) < 3 * 110
+    title, _, settings = text.partition("differ from the paper's, which is in brackets: ")
+    assert title == "Settings that " and "steps 7 [240]" in settings and "model m " in settings
+    assert settings.count("[") < 10
+
+
+def test_a_legend_is_told_once_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setattr(run, "explained", [])
+    for _ in range(2):
+        run.explain(guards.LEGEND)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(" ".join(lines).split()) == guards.LEGEND and max(map(len, lines)) <= 80
 
 
 def test_the_legend_has_every_word_of_a_step_s_line():

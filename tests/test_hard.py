@@ -13,10 +13,11 @@ import mygo_mujica
 from common import metrics, rollout, world
 from common.files import read_jsonl
 from common.of_bi_rar import scoring
+from common.of_mygo.places import OTHER_RELATIONS
 from common.run import Run
 from common.warmup import demonstrations
 from common.world import hard, tiny
-from common.world.splits import OTHER_RELATIONS, world_split
+from common.world.splits import world_split
 
 KNOBS = hard.Level(elastic=.3, partial=.5)
 
@@ -151,7 +152,7 @@ def test_every_word_has_a_token(knobs, plain):
 
 def test_planner_and_workers_have_longer_names_alone():
     cfg = mygo_mujica.parse_args(["--world", "hard:partial=.8"])
-    train, [test] = mygo_mujica.load_splits(replace(cfg, limit=100, eval_limit=60))
+    train, [test] = mygo_mujica.places.load_splits(replace(cfg, limit=100, eval_limit=60), "")
     assert len(test.questions) == 60 and test.questions[0].id.startswith(f"test-{hard.TEST_SEED}-")
     assert all(r not in OTHER_RELATIONS for q in train.questions for _, r, _ in q.evidences)
     with pytest.raises(SystemExit, match="elastic is for"):

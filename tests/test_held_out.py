@@ -197,10 +197,9 @@ def test_every_script_tells_its_warm_up_what_is_evaluated(script, tmp_path, monk
     monkeypatch.setattr(warmup, "warmed_up", lambda *_: "m")
     monkeypatch.setattr(script.models, "load_tokenizer", lambda *_: None)
     split = data.Split("x", [], None, evaluated=frozenset("e"))
-    if script is mygo_mujica:
-        split = script.Place(**vars(split))
-    warmed_up = script.AGENT.warmed_up if hasattr(script, "AGENT") else script.warmed_up
-    warmed_up(script.Config(), "m", split)
+    loads = mygo_mujica.places if script is mygo_mujica else script.splits
+    monkeypatch.setattr(loads, "load_splits", lambda *_: (None, [split]))
+    script.learn_first(script.Config(), "m")
     assert told == [{"e"}]
 
 

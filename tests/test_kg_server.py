@@ -1,4 +1,4 @@
-"""graphs/kg_tools.py and serve/server.py: both tools in this process, behind HTTP, and through the client."""
+"""graphs/kg_tools.py and serve/server.py: both tools in this process and behind HTTP."""
 # ruff: noqa: F811  (a fixture of another file)
 
 import json
@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from common import kg
-from common.graphs.kg_tools import Call, HTTPTools, LocalTools, make_tools
+from common.graphs.kg_tools import Call, LocalTools
 from common.serve import server as graph_server
 from tests.conftest import sample
-from tests.test_retriever import idle, serving  # noqa: F401
+from tests.test_retriever import idle  # noqa: F401
 
 TRIPLES = {
     "cs": [("Sorting", "part of", "Algorithms"), ("Merge Sort", "kind of", "Sorting")],
@@ -30,13 +30,6 @@ CALLS = [
     Call("entity_matcher", "contract \ud800 <b>", "law", "Which?"),
     Call("node_info", "Merge Sort", "cs", "What kind?"),
     Call("node_info", "x", "no such graph")]
-
-
-@pytest.fixture(scope="module")
-def server():
-    stop, url = serving(graph_server.graph_app(local_tools()))
-    yield url
-    stop()
 
 
 @pytest.fixture(scope="module")
@@ -117,89 +110,6 @@ def test_half_a_character_and_a_megabyte_of_name_are_answered(client):
 
 def test_a_deep_body_is_no_crash(client):
     assert client.post("/cs/get_node", content="[" * 100_000).status_code in (400, 422)
-
-
-# ---- a real server, and the client
-
-def test_client_and_process_give_the_same_texts(server, monkeypatch):
-    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # a loopback address must not go through it
-    tools = make_tools(server)
-    assert tools.remote and tools.graphs == ["cs", "law"]
-    expected = local_tools().search(CALLS[:4] + CALLS[5:])
-    assert tools.search(CALLS[:4] + CALLS[5:]) == expected and not tools.repaired
-    assert tools.search([CALLS[4]])[0].startswith("Found 3 entities matching 'contract \ufffd ‹b>'")
-    assert tools.repaired == {"broken characters in names": 1}
-
-
-@pytest.fixture
-def scripted(json_server):
-    """scripted(answer, health) -> HTTPTools of a server that answers /health and then as told."""
-    def start(answer, health=(200, b'{"status": "ok", "graphs": ["cs"]}'), **options):
-        server = json_server(answer)
-        server.health = health
-        return HTTPTools(server.url, **options)
-
-    return start
-
-
-def test_calls_go_in_pieces_and_names_are_cut_and_counted(scripted):
-    asked = []
-
-    def answer(request):
-        asked.append(request)
-        return 200, json.dumps({"rendered_content": ["a"] * len(request["node_name"])}).encode()
-
-    tools = scripted(answer)
-    calls = [Call("node_info", "x" * 9000, "cs", "why?"), *[Call("node_info", "y", "cs")] * 400]
-    assert tools.search(calls) == ["a"] * 401
-    assert [len(request["node_name"]) for request in asked] == [256, 145]
-    assert asked[0]["node_name"][0] == "x" * 4000 and asked[0]["question"][:2] == ["why?", ""]
-    assert tools.repaired == {"names of more than 4,000 characters": 1}
-
-
-def test_a_server_that_names_no_graphs_is_refused_and_no_answer_can_close_a_tag(scripted):
-    with pytest.raises(kg.GraphError, match="/health names no graphs.*serve graph"):
-        scripted(None, (200, b"[]"))
-    tools = scripted(lambda request: (200, b'{"rendered_content": ["</tool_response> of\\n\\na"]}'))
-    assert tools.search([Call("node_info", "a", "cs")]) == ["‹/tool_response> of\na"]
-
-
-@pytest.mark.parametrize("answer,said", [
-    ((200, b"<html>"), "not as a graph service does"),
-    ((200, b"[]"), "another form"),
-    ((200, b'{"rendered_content": "one"}'), "another form"),
-    ((200, b'{"rendered_content": [7]}'), "another form"),
-    ((200, b'{"rendered_content": ["a", "b"]}'), "2 texts for 1 names"),
-    ((404, b"gone"), "refused the request: HTTP 404 gone")])
-def test_what_is_no_answer_is_one_graph_error_at_once(scripted, monkeypatch, answer, said):
-    tools = scripted(lambda request: answer)
-    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: pytest.fail("tried again"))
-    with pytest.raises(kg.GraphError, match=said):
-        tools.search([Call("node_info", "a", "cs")])
-
-
-def test_a_call_without_an_answer_is_asked_again_and_then_an_error(scripted, monkeypatch):
-    answers = [None, (500, b"x")]
-    reply = 200, b'{"rendered_content": ["a"]}'
-    tools = scripted(lambda request: answers.pop() if answers else reply, retries=2)
-    monkeypatch.setattr(tools.cancelled, "wait", lambda seconds: False)
-    assert tools.search(CALLS[:1]) == ["a"] and not answers
-    answers += 3 * [None]
-    with pytest.raises(kg.GraphError, match="no graph service at .* after 3 tries .*serve graph"):
-        tools.search(CALLS[:1])
-
-
-def test_an_unknown_graph_is_a_text_and_no_request(scripted):
-    tools = scripted(lambda request: pytest.fail("asked"))
-    assert tools.search([CALLS[-1]]) == ["There is no graph 'no such graph'. The graphs: cs."]
-
-
-def test_a_server_that_is_not_there_is_one_error_with_the_remedy(monkeypatch):
-    with pytest.raises(kg.GraphError, match=r"no graph service at http://127.0.0.1:9 .*serve graph"):
-        HTTPTools("http://127.0.0.1:9", retries=0)
-    with pytest.raises(kg.GraphError, match="--graph http:.*expected http://HOST:PORT"):
-        make_tools("http://")
 
 
 # ---- the commands

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 import at2po
-import mygo_mujica
 from common import chat, data, model, rollout, run, training
 from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
@@ -362,15 +361,10 @@ def test_what_vllm_is_handed_is_peft_s_own_merge(kind, how, tmp_path):
 
 # ---- the tokenizer's ids, and no others
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(frozen, tmp_path):
-    """frozen: the sampler of offline MyGO."""
+def test_rows_of_the_head_that_are_no_tokens_are_neither_sampled_nor_counted(tmp_path):
     tokens = tokenizer()
     folder = saved(tmp_path, "qwen3", vocab_size=4 * len(tokens), tie_word_embeddings=True)
     policy = policy_of(folder)
-    if frozen:
-        cfg = mygo_mujica.Config(engine="transformers", cache_gb=.1)
-        policy = mygo_mujica.frozen_sampler(cfg, folder, policy)
     policy.engine.sync(policy.model)
     asked = [policy.engine.generate([5, 6], max_tokens=40, seed=seed) for seed in range(20)]
     said = rollout.run_agents(asked, policy.engine, rollout.BatchedSearch(None))

@@ -26,7 +26,6 @@ from common.rollout import Policy, Trajectory, Turn
 from common.warmup import sharegpt
 from common.world import demonstrations as world_demonstrations
 from common.world import make_world, tiny
-from common.world import splits as world_splits
 from tests.conftest import Scripted, interrupts, rows_of, sample, sampled_logprobs
 
 PASSAGES = [{"id": str(i), "title": text[:10].strip(), "text": text} for i, text in enumerate((
@@ -219,7 +218,7 @@ def test_asked_in_the_graph_a_question_begins_at_the_entities_it_names(tokenizer
     script = Scripted(tokenizer, [text + " " + tokenizer.eos_token for text in texts])
     script.sync = lambda model: None
     split = data.Split("test", [], None, place().graph)
-    monkeypatch.setattr(m, "load_splits", lambda cfg: (None, [split]))
+    monkeypatch.setattr(m.places, "load_splits", lambda *_: (None, [split]))
     monkeypatch.setattr(m, "start_weights", lambda *_: "")
     monkeypatch.setattr(m.Run, "policy", lambda *_, **__: Policy(None, tokenizer, script))
     m.ask(config(envs="kg", ask="Who directed pale tower?"))
@@ -777,12 +776,12 @@ def test_warm_up_and_mygo_learn(tmp_path):
 
 
 def test_the_world_is_tried_on_relations_that_were_never_trained_on():
-    train, [test, other] = m.load_splits(m.parse_args(
-        "--eval-data test,other-relations --limit 300 --eval-limit 60".split()))
+    train, [test, other] = m.places.load_splits(m.parse_args(
+        "--eval-data test,other-relations --limit 300 --eval-limit 60".split()), "")
     assert (test.name, other.name) == ("test", "other-relations") and len(test.questions) == 60
 
     def needs_other(q):
-        return any(relation in world_splits.OTHER_RELATIONS for _, relation, _ in q.evidences)
+        return any(relation in m.places.OTHER_RELATIONS for _, relation, _ in q.evidences)
     assert not any(needs_other(q) for q in [*train.questions, *test.questions])
     assert all(needs_other(q) for q in other.questions)
     assert not {q.id for q in test.questions} & {q.id for q in other.questions}

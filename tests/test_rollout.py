@@ -261,7 +261,7 @@ def test_progress_is_told_at_every_step_before_any_agent_has_ended():
         return await engine.generate([i]) + await engine.generate([i])
 
     rollout.run_agents([agent(i) for i in range(3)], engine, search, lambda *counts: told.append(counts))
-    assert told[:2] == [(0, 3), (0, 3)] and told[-1] == (3, 3)
+    assert told[:2] == [(0, 3, f", the others at token {n}") for n in (0, 1)] and told[-1] == (3, 3)
 
 
 @pytest.mark.parametrize("remote", [False, True])

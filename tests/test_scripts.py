@@ -69,7 +69,7 @@ def test_a_run_as_a_subprocess_and_in_two_parts(tmp_path, one_step):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for words in ("Watch it: ", "step 2/2 | reward", "eval test (n 12)",
-                  "by question", " moved", "Next: python -m webbrowser"):
+                  "minus before", " moved", "Next: python -m webbrowser"):
         assert words in done.stdout
     folder = tmp_path / "at2po/whole"
     metrics = read_jsonl(folder / "metrics.jsonl")
@@ -448,7 +448,7 @@ def test_a_set_s_name_is_none_of_an_evaluation_before_training():
     (at2po, "a", []), (bi_rar, "a-baseline", ["--stage", "baseline"]),
     (mygo_mujica, "a-text-warm-up", ["--stage", "warm-up", "--envs", "text"])])
 def test_what_can_be_refused_is_so_before_data_are_read(tmp_path, monkeypatch, qwen, script, name, stage):
-    for module in (splits, mygo_mujica):
+    for module in (splits, mygo_mujica.places):
         monkeypatch.setattr(module, "load_splits", lambda *_, **__: pytest.fail("data were read first"))
     folder = tmp_path / script.__name__ / name
     folder.mkdir(parents=True)

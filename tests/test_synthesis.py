@@ -1,4 +1,4 @@
-"""graphs/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
+"""of_omne/synthesis.py: seed nodes, rejections, teachers, and a synthesis that goes on after a kill."""
 
 import contextlib
 import json
@@ -11,9 +11,9 @@ import pytest
 
 import omne_r1
 from common import files, kg
-from common.graphs import kg_files, synthesis
-from common.graphs.synthesis import Draft, Item, Teacher, Template
-from common.of_omne import graph_questions
+from common.graphs import kg_files
+from common.of_omne import graph_questions, synthesis
+from common.of_omne.synthesis import Draft, Item, Teacher, Template
 from common.serve import chat_client
 from tests.conftest import sample
 
@@ -154,7 +154,7 @@ NOT_NAMED = [
 
 @pytest.mark.parametrize("pairs, named", [(NAMED, True), (NOT_NAMED, False)])
 def test_names_are_compared_on_word_boundaries_case_and_accents_apart(pairs, named):
-    wrong = [pair for pair in pairs if synthesis.is_named(*pair) != named]
+    wrong = [pair for pair in pairs if kg.is_named(*pair) != named]
     assert not wrong
 
 

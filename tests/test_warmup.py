@@ -16,6 +16,7 @@ from common import agent, data, retriever, training
 from common import model as models
 from common.files import read_jsonl
 from common.rollout import Trajectory, Turn
+from common.warmup import __main__ as by_itself
 from common.warmup import demonstrations, sharegpt, warmup
 from common.world.tiny import tiny_model, tiny_tokenizer
 from tests.conftest import ROOT, interrupts, sample, small_qwen
@@ -246,10 +247,24 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     monkeypatch.setattr(agent.Agent, "ask", lambda self, run, source, *_: asked.append(str(source)))
     script.main([*given, "--ask", "Who?"])
     assert asked == [str(folder / "checkpoint")]
+    # as the program by itself says
+    by_itself.main([name, *given, "--name", "a"])
+    told = "".join(capsys.readouterr())
+    assert f"--checkpoint {folder / 'checkpoint'}" in told and "warm-up | step" not in told
+    assert "--warmup-data" not in told.split("Next: ")[1]
+
+
+@pytest.mark.parametrize("given, said", [
+    ([], "the first word is the script"),
+    (["askit"], "at2po, bi_rar"),
+    (["at2po"], "--warmup-data is missing")])
+def test_a_warm_up_by_itself_says_what_it_lacks(given, said):
+    with pytest.raises(SystemExit, match=said):
+        by_itself.main(given)
 
 
 def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, monkeypatch):
-    cfg = at2po.Config(model=str(small), warmup_steps=27, warmup_lr=1e-3)  # a checkpoint is saved at 25
+    cfg = at2po.Config(model=str(small), warmup_steps=27, warmup_lr=1e-3)
     examples = [[Trajectory(str(i), [5, 6], [Turn([8 + i, 9, 10], [0.0] * 3, "", "")])] for i in range(5)]
 
     def weights():
@@ -260,7 +275,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
     steps = interrupts(monkeypatch, training, "clip_gradient", 27)
     with pytest.raises(KeyboardInterrupt):
         weights()
-    assert weights() == whole and len(steps) == 27 + 2
+    assert weights() == whole and len(steps) == 27 + 1  # it keeps each update
     (parts,) = (tmp_path / "other/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     assert [row["step"] for row in read_jsonl(parts / "metrics.jsonl")] == [*range(1, 28)]
 
@@ -315,7 +330,8 @@ def test_omne_r1_learns_rows_of_its_own(tmp_path, small, monkeypatch):
         {"from": "gpt", "value": "<think> a </think> <answer> Bo </answer>"}]}
     cfg = omne_r1.Config(model=str(small), warmup_data=write(tmp_path / "c.jsonl", [row]), warmup_steps=2,
                          data="x", out=str(tmp_path), name="a")
-    source = omne_r1.start_weights(cfg, "eval")
+    monkeypatch.setattr(omne_r1.graph_questions, "load", lambda cfg: (None, [data.Split("x", [], None)]))
+    source = omne_r1.learn_first(cfg, small)
     before, after = (models.load_model(f).state_dict() for f in (small, source))
     assert any(not torch.equal(before[k], after[k]) for k in before)
 

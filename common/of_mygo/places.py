@@ -5,7 +5,7 @@ import random
 import unicodedata
 from dataclasses import replace
 
-from common import data, flags, metrics, splits
+from common import data, flags, kg, metrics, splits
 from common.files import warn
 from common.rollout import stable_seed
 
@@ -13,7 +13,10 @@ WORLD_SETS = ("test", "dev", "other-relations")  # that --eval-data may name in 
 
 
 def load_splits(cfg, paper_eval):
-    """(training split or None, evaluation splits) of --data and --eval-data."""
+    """(training split or None, evaluation splits) of --data and --eval-data, with the graph where one is
+    searched (sec. 4.1)."""
+    if cfg.data == "world":
+        return load_world(cfg)
     envs = cfg.envs.split(",")
     whole = replace(cfg, limit=0)
     split, evals = splits.load_splits(whole, paper_eval, "text" in envs, live=cfg.graph == "evidences")
@@ -35,6 +38,40 @@ def load_splits(cfg, paper_eval):
                 warn(f"{s.name}: {lost} of {len(s.questions)} questions have no topic entity in the graph: "
                      "nothing can be searched for them")
     return split, evals
+
+
+# relations that no training question of the embedded world has; those that need one are out of its domain
+OTHER_RELATIONS = (
+    "author", "publisher", "employer", "educated at", "headquarters location", "located in")
+
+
+def load_world(cfg):
+    """The embedded world's splits, apart by relations: training and evaluation never need one of
+    OTHER_RELATIONS, the set "other-relations" always does."""
+    from common.world import hard
+    from common.world.splits import world_split
+    level = hard.parse(cfg.world)
+    most = cfg.eval_limit or 400
+    drawn = most * 4
+    if level:  # whose questions are as long as they are few
+        drawn = most * 2
+
+    def needs_other(question):
+        return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
+
+    def part(name, source, questions):
+        split = world_split(source, questions, cfg.retriever, level, kg.KnowledgeGraph.from_triples)
+        split.name = name
+        others = name == "other-relations"
+        split.questions = [q for q in split.questions if needs_other(q) == others]
+        return split
+
+    evals = []
+    for name in (cfg.eval_data or "test").split(","):
+        source = "test" if name == "other-relations" else name
+        evals.append(part(name, source, drawn))
+        evals[-1].questions = evals[-1].questions[:most]
+    return part("train", "train", cfg.limit or 2000), evals
 
 
 def topic_entities(question, graph):

@@ -109,18 +109,13 @@ def load_tools(cfg):
 
 
 def asked(cfg):
-    """(tools, the question of --ask, fingerprints of what a warm-up leaves out). Where there are several
-    graphs the text is TYPE: QUESTION."""
-    evaluated = frozenset()
-    if cfg.warmup_data:  # as the run that was warmed up
-        _, [split, *_] = load(cfg)
-        evaluated = split.evaluated
+    """(tools, the question of --ask). Where there are several graphs the text is TYPE: QUESTION."""
     tools = load_tools(cfg)
     known = list(tools.graphs or ["graph"])
     graph_type, _, question = cfg.ask.partition(": ")
     if graph_type not in known:
         graph_type, question = known[0], cfg.ask
-    return tools, data.Question("ask", question, [""], type=graph_type), evaluated
+    return tools, data.Question("ask", question, [""], type=graph_type)
 
 
 def load(cfg):
@@ -141,7 +136,7 @@ def load_files(cfg, folder):
     """The splits of --data and --eval-data; where neither names a file the questions are made. Of a file of
     one's own a tenth is held out."""
     tools = load_tools(cfg)
-    if not tools.remote and cfg.stage not in ("synthesize", "direct"):  # they search for nothing
+    if cfg.stage not in ("synthesize", "direct"):  # they search for nothing
         tools.prepare()
     alone = cfg.eval_only and not cfg.collect   # evaluates and learns nothing
     train, test = [], []
@@ -179,7 +174,7 @@ def make_questions(cfg, folder, graphs):
     """(training questions, test questions) along paths of the graphs (sec. 2), from different seed nodes. A
     teacher may begin a path elsewhere near the seed node: test questions that begin where one for training
     does are left out."""
-    from common.graphs import synthesis
+    from common.of_omne import synthesis
     teacher = synthesis.Template()
     if cfg.teacher != "template":
         teacher = synthesis.Teacher(cfg.teacher, cfg.teacher_model)
@@ -205,7 +200,7 @@ def write_questions(folder, graphs, teacher, cfg, count, side=""):
     """Questions along paths of the graphs, `count` per graph and kind; made once. settings.json says what the
     folder was made with: with other settings the questions are made anew, from the answers that are there.
     side: of the seed nodes (synthesis.seeds)."""
-    from common.graphs import synthesis
+    from common.of_omne import synthesis
     facts = {name: stable_seed(sorted(g.graph.edges(data="relation"))) for name, g in graphs.items()}
     made_with = {name: getattr(cfg, name) for name in MAKES_QUESTIONS} | {"count": count, "facts": facts}
     settings = folder / "settings.json"
@@ -245,8 +240,7 @@ def graphs_of_world(cfg, name, domains=None):
 
 
 def world_task(cfg, folder, name, domains, count):
-    from common.graphs import synthesis
-    from common.of_omne import world_graphs
+    from common.of_omne import synthesis, world_graphs
     graphs = graphs_of_world(cfg, name, domains)
     teacher = synthesis.Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
     questions = write_questions(folder / name, graphs, teacher, cfg, count)

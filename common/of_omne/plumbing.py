@@ -25,8 +25,6 @@ def check(cfg):
                       above_zero="lr head_lr sft_lr sft_full_lr temperature")
     of_world = cfg.data == "world"
     needs_model = cfg.stage != "synthesize"
-    asked = cfg.data or cfg.ask or cfg.eval_only and cfg.eval_data
-    remote = cfg.graph.startswith(("http://", "https://"))
     for wrong, name, words in (
         (not 0 <= cfg.gamma <= 1, "gamma", "from 0 to 1"),
         (not 0 <= cfg.lam <= 1, "lam", "from 0 to 1"),
@@ -37,10 +35,10 @@ def check(cfg):
         (of_world and cfg.teacher != "template", "teacher",
          "not with --data world, which words its own questions"),
         (not of_world and not cfg.graph, "graph",
-         "needed with --model or --data: NAME=FILE,…, a folder of graphs, or http://HOST:PORT"),
+         "needed with --model or --data: NAME=FILE,…, or a folder of graphs"),
         (not of_world and needs_model and not (cfg.model or cfg.checkpoint or cfg.policy), "model",
          "needed with --graph (or --checkpoint)"),
-        (remote and not asked, "graph", "a server answers calls; its questions stand in a --data FILE"),
+        (cfg.graph.startswith(("http://", "https://")), "graph", "a file or a folder; no server is asked"),
     ):
         if wrong:
             flags.refuse(name, getattr(cfg, name), words)

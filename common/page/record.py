@@ -1,4 +1,4 @@
-"""Trajectories as plain JSON, one form for every script; the page, `explain` and the terminal know no paper.
+"""Trajectories as plain JSON, one form for every script; the page knows no paper.
 
 A group is a question with the trajectories sampled for it:
 
@@ -12,11 +12,9 @@ A group is a question with the trajectories sampled for it:
     beside        the fact of a node that stands beside it in the tree, and its name: ["value", "value V"]
 """
 
-from common.files import console, plain
 from common.metrics import normalize_answer
 
 OF_TOKENS = ("ids", "observation_ids", "logprobs")  # in samples.jsonl alone
-PRIVATE = ("id", "parents", "text", "observation", "label", "how", *OF_TOKENS)
 
 
 def group(question, nodes, trajectories, **extra):
@@ -121,37 +119,3 @@ def gold_sentences(question):
     for title, index in question.supporting_facts:
         found += [[title, sentence.strip()] for sentence in context.get(title, [])[index:index + 1]]
     return found
-
-
-def explain(group, index):
-    """One trajectory on the terminal: turns, what the script knows of each, and why the reward is what it
-    is."""
-    trajectory = group["trajectories"][index]
-    by_id = {node["id"]: node for node in group["nodes"]}
-    gold = " | ".join(group["gold"])
-    console.print(f"[bold]{plain(group['question'])}[/bold]  gold: {plain(gold)}")
-    for number in trajectory["path"]:
-        node = by_id[number]
-        if not node.get("text"):
-            continue
-        facts = []
-        for key, value in node.items():
-            if key not in PRIVATE:
-                short = f"{value:.4g}" if isinstance(value, float) else value
-                facts.append(f"{key} {short}")
-        for line in [", ".join(facts), *node.get("how", ())]:
-            console.print(f"  [cyan]{plain(line)}[/cyan]")
-        console.print(f"    {plain(node['text'])}")
-        if node.get("observation"):
-            console.print(f"    [dim]{plain(node['observation'][:400])}[/dim]")
-    reward = f"reward {trajectory['reward']:g}, answer: {trajectory['answer']}"
-    for line in [reward, *trajectory.get("why", ())]:
-        console.print(f"  {plain(line)}")
-
-
-def explain_best_and_worst(group):
-    rewards = [t["reward"] for t in group["trajectories"]]
-    best = rewards.index(max(rewards))
-    worst = rewards.index(min(rewards))
-    for index in dict.fromkeys((best, worst)):
-        explain(group, index)

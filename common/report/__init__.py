@@ -80,18 +80,23 @@ def verdict(gain):
     """What the interval of a difference allows to say.
 
     >>> verdict((.1, .05, .15)), verdict((-.1, -.15, -.05)), verdict((.1, -.05, .25))
-    ('up', 'down', 'not told from chance')
+    ('up', 'down', 'unclear')
     """
     _, low, high = gain
     if low > 0:
         return "up"
-    return "down" if high < 0 else "not told from chance"
+    return "down" if high < 0 else "unclear"
 
 
 def show(title, rows):
-    """A table on the terminal without empty columns: in parts, each with the first two columns, where it is
-    wider than a hundred."""
+    """A table on the terminal without empty columns, in parts where it is wider than a hundred. What is the
+    same in each line, how many questions and the other of the differences, stands above it."""
     frame = pd.DataFrame(rows).map(one_line)
+    if frame["n"].nunique() == 1:
+        title += f"; n {frame.pop('n')[0]}"
+    others = set(frame["minus"]) - {""}
+    if len(others) == 1:
+        frame = frame.drop(columns="minus").rename(columns={"by question": f"minus {min(others)}"})
     frame = frame.loc[:, (frame != "").any()].set_index(["method", "set"])
     say(f"{one_line(title)}\n{frame.to_string(line_width=100, sparsify=False)}")
 

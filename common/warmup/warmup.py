@@ -77,7 +77,6 @@ def recipe_of(cfg, script, source, examples, steps):
         "demonstrations": len(examples),
         "ids": ids.hexdigest(),
         "steps": steps,
-        "save_every": 25,
         "lora": cfg.lora,
         "precision": cfg.precision,
         "optimizer": cfg.optimizer,
@@ -179,7 +178,7 @@ def said_ids(tokenizer, trajectory):
 def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     recomputes = memory.check(cfg, source)
-    cfg = replace(cfg, eval_every=0, save_every=recipe["save_every"], log="")
+    cfg = replace(cfg, eval_every=0, save_every="auto", log="")
     resume = begun(root / "warm-up" / name)
     folder = RunFolder(root, "warm-up", name, recipe, resume)
     if resume:

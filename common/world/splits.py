@@ -31,35 +31,3 @@ def load(cfg):
         return world_split(name, questions, cfg.retriever, hard.parse(cfg.world))
     evals = [part(name, cfg.eval_limit or 400) for name in (cfg.eval_data or "test").split(",")]
     return part("train", cfg.limit or 2000), evals
-
-
-# relations that no training question of mygo_mujica.py has; those that need one are out of its domain
-OTHER_RELATIONS = (
-    "author", "publisher", "employer", "educated at", "headquarters location", "located in")
-
-
-def load_apart(cfg, graph_of):
-    """The same apart by relations: training and evaluation never need one of OTHER_RELATIONS, the set
-    "other-relations" always does."""
-    level = hard.parse(cfg.world)
-    most = cfg.eval_limit or 400
-    drawn = most * 4
-    if level:  # whose questions are as long as they are few
-        drawn = most * 2
-
-    def needs_other(question):
-        return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
-
-    def part(name, source, questions):
-        split = world_split(source, questions, cfg.retriever, level, graph_of)
-        split.name = name
-        others = name == "other-relations"
-        split.questions = [q for q in split.questions if needs_other(q) == others]
-        return split
-
-    evals = []
-    for name in (cfg.eval_data or "test").split(","):
-        source = "test" if name == "other-relations" else name
-        evals.append(part(name, source, drawn))
-        evals[-1].questions = evals[-1].questions[:most]
-    return part("train", "train", cfg.limit or 2000), evals

@@ -14,7 +14,6 @@ graph's edge is gone against its direction, its label is "inverse of …".
 
 import itertools
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,6 @@ import networkx
 from common import kg
 from common.files import Keyed, Progress, RunError, say, warn, write_jsonl
 from common.http_client import Threads
-from common.retriever import TOKEN, folded
 from common.rollout import stable_seed
 from common.serve.chat_client import SHOWN, UNREADABLE, BadAnswer, Chat, read_object
 
@@ -117,26 +115,6 @@ def reached(graph, start, relations):
     return here - {start}
 
 
-# ---------------------------------------------------------------- names in a question
-
-def is_named(name, question):
-    """Whether the words of the name stand in the question, in order; case and accents apart. A name in
-    brackets behind it may be missing: the paper's example has "Colony Collapse Disorder (CCD)" so.
-
-    >>> is_named("Hive", "Whose hives?"), is_named("hive", "Whose HIVE's?"), is_named("C++ (85)", "Why C++?")
-    (False, True, True)
-    >>> is_named("上海", "他在上海出生吗？"), is_named("Ann", "谁是Ann的姑姑？")
-    (True, True)
-    """
-    asked = words_of(question)
-    forms = words_of(name), words_of(re.sub(r"\s*\([^()]*\)$", "", name))
-    return any(form in asked for form in forms if form.strip())
-
-
-def words_of(text):
-    return f" {' '.join(TOKEN.findall(folded(kg.one_line(text))))} "
-
-
 # ---------------------------------------------------------------- checks: BadAnswer of the first broken rule
 
 def check(draft, graph, kind, unique):
@@ -178,16 +156,16 @@ def check_path(graph, kind, path, answer):
 
 def check_names(path, question, answer):
     """A question names the start and no other node of the path."""
-    if not is_named(path[0], question):
+    if not kg.is_named(path[0], question):
         raise BadAnswer("start node not named", (
             f"The question does not name the starting node '{path[0]}', "
             "so the answerer does not know where to search from."))
     for node in path[1:]:
-        if node != answer and is_named(node, question):
+        if node != answer and kg.is_named(node, question):
             raise BadAnswer("inner node named", (
                 f"The question reveals the name of a middle node '{node}' in the path, "
                 "which should be hidden according to the requirements."))
-    if is_named(answer, question):
+    if kg.is_named(answer, question):
         raise BadAnswer("answer named", (
             f"The question reveals the name of the answer node '{answer}', which should be hidden."))
 
