@@ -211,7 +211,7 @@ def write_corpus(folder, out):
                 rows.append({"id": str(len(rows)), "title": title, "text": text, "source": str(name)})
     if not rows:
         raise RunError(f"{folder}: no such folder, or no passage in its {len(files)} files; "
-                       f"{', '.join(READERS)} are read")
+                       f"{', '.join(READERS)} are read (of a PDF first make text: pdftotext FILE.pdf)")
     write_jsonl(out, rows)
     return len(rows), skipped
 

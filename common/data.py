@@ -89,7 +89,8 @@ def _from_hub(source, role):
     """The rows of a data set of the hub, a table that is mapped."""
     repository, config, split = hub_split(source, role)
     names = ", ".join(["world", *HUB])
-    advice = f"Give a file ({FORMATS}), a hub id owner/name[:config[:split]], or one of {names}"
+    advice = (f"Give --data or --eval-data a file ({FORMATS}), a hub id owner/name[:config[:split]], or one "
+              f"of {names}")
     if not _named(source) and looks_like_path(repository):  # the hub is not asked
         raise DataError(f"{source}: no such file here. {advice}")
     try:
@@ -369,6 +370,9 @@ def load_corpus(source, skip_bad=False):
 
 
 def _hub_table(source):
+    if Path(source).expanduser().is_dir():
+        raise DataError(f"--corpus {source} is a folder: make a corpus of its documents by "
+                        f"`python -m common.corpus {source} corpus.jsonl`")
     if suffix_of(source) in SUFFIXES or looks_like_path(source.split(":")[0]):
         raise DataError(f"--corpus {source}: no such file (JSONL with id, contents; TSV with id, text, "
                         "title; a hub id owner/name[:config[:split]]; or 'contexts')")

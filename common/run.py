@@ -503,4 +503,7 @@ def what_is_saved():
             steps.append(f"{folder.path}: checkpoint of step {step}")
     if not any((f.path / "config.json").exists() for f in opened):
         return "no stage had begun; start the same command again"
-    return f"{'; '.join(steps) or 'no checkpoint yet'}; go on with the same command and --resume"
+    if not steps:
+        return ("no checkpoint yet; the same command and --resume begins training again, and keeps the "
+                "evaluation before it")
+    return f"{'; '.join(steps)}; go on with the same command and --resume"

@@ -80,8 +80,11 @@ def test_activations_are_kept_where_they_fit(tmp_path, monkeypatch):
 def test_a_run_is_refused_before_its_weights_are_read(tmp_path, monkeypatch):
     MODELS["Qwen/Qwen3-4B"].save_pretrained(tmp_path)
     monkeypatch.setattr(memory, "device_bytes", lambda: 24e9)
-    with pytest.raises(SystemExit, match="wants 64.4 GB .*here are 24.0. Try --lora 64"):
-        memory.check(at2po.Config(), str(tmp_path))
+    for device, remedy in (("cpu", "--precision bf16 --lora 16"), ("cuda", "--lora 64")):
+        monkeypatch.setattr(memory, "default_device", lambda device=device: device)
+        with pytest.raises(SystemExit, match=f"wants 64.4 GB .*24.0 GB are free here. Try {remedy}"):
+            memory.check(at2po.Config(), str(tmp_path))
+    monkeypatch.setattr(memory, "default_device", lambda: "cpu")
     monkeypatch.setattr(memory, "device_bytes", lambda: 66e9)
     memory.check(at2po.Config(), str(tmp_path))
 

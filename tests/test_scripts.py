@@ -416,7 +416,7 @@ def test_a_stopped_run_names_its_folders(tmp_path):
         folders = [open_folder(cfg, "bi_rar", stage) for stage in ("initial", "merged-0.5")]
         assert what_is_saved().startswith("no stage had begun")
         folders[1].create()
-        assert what_is_saved().startswith("no checkpoint yet; go on")
+        assert what_is_saved().startswith("no checkpoint yet; the same command")
         place = folders[1].path / "checkpoint.old"
         place.mkdir()
         (place / "trainer.json").write_text('{"step": 7}')

@@ -13,8 +13,11 @@ from common.model import default_device, find_model
 
 ACTIVATIONS = 81    # bytes that a layer keeps for each token and hidden unit on a GPU: rough
 FULL = .9           # of a device, before PyTorch rounds up
-REMEDIES = ("--lora 64 (adapters on a frozen base), --optimizer adamw8bit (a quarter of the moments), "
-            "more GPUs (torchrun --nproc-per-node N)")
+REMEDIES = {
+    "cpu": "--precision bf16 --lora 16 (adapters on a frozen base), a smaller model",
+    "cuda": "--lora 64 (adapters on a frozen base), --optimizer adamw8bit (a quarter of the moments), "
+            "more GPUs (torchrun --nproc-per-node N)",
+}
 
 
 def skeleton(config):
@@ -64,7 +67,7 @@ def check(cfg, name, frozen=0):
     wanted = held + gradients
     if wanted > have:
         sys.exit(f"error: {name} with these flags wants {wanted / 1e9:.1f} GB for weights, moments and "
-                 f"gradients, here are {have / 1e9:.1f}. Try {REMEDIES}")
+                 f"gradients; {have / 1e9:.1f} GB are free here. Try {REMEDIES[device]}")
     config = config.get_text_config()
     wanted += ACTIVATIONS * cfg.micro_tokens * config.num_hidden_layers * config.hidden_size
     if not cfg.lora:  # autocast's copies in bf16

@@ -13,6 +13,7 @@ a policy, must not cost the others their answers. Bodies have no limit: serve to
 """
 
 import asyncio
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -259,8 +260,13 @@ def show(command):
 def serve(command):
     """Says what it serves, and where, and serves it until it is stopped."""
     config = uvicorn.Config(None, command.host, command.port, log_level="warning")
-    listener = config.bind_socket()
-    listener.listen()  # at once: clients wait while the index is made
+    family = socket.AF_INET6 if ":" in command.host else socket.AF_INET
+    try:
+        listener = socket.create_server((command.host, command.port), family=family)
+    except OSError as error:
+        sys.exit(f"error: --host {command.host} --port {command.port}: {error.strerror}; choose another "
+                 "port, or 0 for any that is free")
+    # it listens at once: clients wait while the index is made
     config.app, what = command.app()
     path = "/retrieve" if isinstance(command, Search) else ""
     port = listener.getsockname()[1]
