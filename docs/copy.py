@@ -1,15 +1,17 @@
 """Lifts a piece of ours into a folder, where it runs without us: python -m docs.copy PIECE FOLDER
 
-Writes the piece's files, an example and our licence, and runs the example there. Several pieces may go into
+Writes one file, PIECE.py, an example and our licence, and runs the example there. Several pieces may go into
 one folder. docs/copy.md says what each is for.
 """
 
 import argparse
 import ast
 import builtins
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
@@ -19,71 +21,70 @@ inside Node play_turn play choose_nodes grow_tree"""
 PATHS = """policy_of SearchPath finish_paths likeliest draw sample_paths
 greedy_paths beam_search grow_beams rewarded returns_of state_key baselines advantages_of ppo_loss
 actions_taken"""
+AT2PO = "AT2PO, arXiv 2601.04767"
+OMNE = "Omne-R1, arXiv 2508.17330"
 
-# piece: its files, each (name, its import lines, {our file: names, or "*" for all of it})
+
+class Piece(NamedTuple):
+    """about: what it is, and whose. imports: its import lines. sources: {our file: names, or "*" for all}."""
+    about: str
+    imports: str
+    sources: dict
+
+
 PIECES = {
-    "atpo_loss": [
-        ("training.py", "import torch", {"common/training.py": "turn_sums per_token loss_stats"}),
-        ("atpo.py", "import torch\nimport training", {"at2po.py": "turn_loss atpo_loss update_spread"}),
-    ],
-    "credit": [
-        ("credit.py", f"import math\n{DATACLASS}",
-         {"at2po.py": "Node leaf_values child_weights node_value turn_credit"}),
-    ],
-    "tree": [
-        ("chat.py", "import functools\nimport re",
-         {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode"}),
-        ("tree.py", f"import asyncio\nimport hashlib\nimport random\nimport re\nimport chat\n{DATACLASS}",
-         {"common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
-          "at2po.py": TREE}),
-    ],
-    "logprobs": [
-        ("logprobs.py",
-         "import torch\nimport torch.nn.functional as F\nfrom torch.nn.utils.rnn import pad_sequence",
-         {"common/model.py": "plain_token_logprobs"}),
-    ],
-    "bi_rar_reward": [
-        ("bi_rar_reward.py", "import math\nfrom typing import NamedTuple\n\nimport torch",
-         {"bi_rar.py": "FARTHEST information_distance ReasoningStep terms_of complexity distances "
-                       "step_reward cascade"}),
-    ],
-    "grpo_loss": [
-        ("grpo_loss.py", "import torch",
-         {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
-    ],
-    "mygo": [
-        ("turns.py", f"import hashlib\n{DATACLASS}",
-         {"common/rollout.py": "Turn Outcome Trajectory question_seeds stable_seed"}),
-        ("mygo.py", "", {
-            "docs/copies/mygo_own.py": "*",
-            "mygo_mujica.py": "next_threshold until_enough sample select mini_batches mle_loss",
-        }),
-    ],
-    "askit": [
-        ("own.py", "", {"docs/copies/askit_own.py": "*"}),
-        ("training.py", "import torch", {"common/training.py": "loss_stats"}),
-        ("askit.py",
-         "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
-         "from dataclasses import dataclass, replace\n\nimport torch\nimport training\n"
-         "from own import log_policy, offers, path_reward, state_batches",
-         {"common/of_askit/evidence.py": "SUBMIT", "common/rollout.py": "stable_seed", "askit.py": PATHS}),
-    ],
-    "gae": [("gae.py", "import torch", {"omne_r1.py": "gae"})],
-    "weighted_loss": [
-        ("weighted_loss.py", "import torch", {"omne_r1.py": "think_weights starts_of weighted_loss"}),
-    ],
-    "tool_calls": [
-        ("tool_calls.py", "import ast\nimport json\nimport re\nimport warnings\n\n"
-         'ARGUMENTS = {"search": ("query",), "open": ("title", "line")}',
-         {"common/of_omne/tool_calls.py":
-          "MAX_CALL Fault parse_tool_call python_call json_call once_each known_tool"}),
-    ],
-    "turn_logprob": [("turn_logprob.py", "", {"kernels/turn_logprob.py": "*"})],
-    "weighted_ce": [
-        ("turn_logprob.py", "", {"kernels/turn_logprob.py": "*"}),
-        ("weighted_ce.py", "", {"kernels/weighted_ce.py": "*"}),
-    ],
-    "tree_attention": [("tree_attention.py", "", {"common/gpu/tree_attention.py": "*"})],
+    "atpo_loss": Piece(
+        f"ATPO's loss (Eq 10-12) and Eq 13 of {AT2PO}", "import torch",
+        {"common/training.py": "turn_sums per_token loss_stats",
+         "at2po.py": "turn_loss atpo_loss update_spread"}),
+    "credit": Piece(
+        f"ATPO's credit (Eq 3) of {AT2PO}", f"import math\n{DATACLASS}",
+        {"at2po.py": "Node leaf_values child_weights node_value turn_credit"}),
+    "tree": Piece(
+        f"The tree (Algorithm 1) of {AT2PO}",
+        f"import asyncio\nimport functools\nimport hashlib\nimport random\nimport re\n{DATACLASS}",
+        {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode",
+         "common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
+         "at2po.py": TREE}),
+    "logprobs": Piece(
+        "Log-probs of sampled tokens, plain",
+        "import torch\nimport torch.nn.functional as F\nfrom torch.nn.utils.rnn import pad_sequence",
+        {"common/model.py": "plain_token_logprobs"}),
+    "bi_rar_reward": Piece(
+        "The reward (Eq 2-7) of Bi-RAR, arXiv 2511.09109",
+        "import math\nfrom typing import NamedTuple\n\nimport torch",
+        {"bi_rar.py": "FARTHEST information_distance ReasoningStep terms_of complexity distances "
+                      "step_reward cascade"}),
+    "grpo_loss": Piece(
+        "GRPO's loss, arXiv 2402.03300", "import torch",
+        {"common/training.py": "grpo_loss sequence_weights per_token loss_stats"}),
+    "mygo": Piece(
+        "MyGO (sec. 3.3): threshold, attempts, selection, likelihood; Mujica-MyGO, arXiv 2505.17086",
+        f"import hashlib\n{DATACLASS}",
+        {"common/rollout.py": "Turn Outcome Trajectory question_seeds stable_seed",
+         "docs/copies/mygo_own.py": "*",
+         "mygo_mujica.py": "next_threshold until_enough sample select mini_batches mle_loss"}),
+    "askit": Piece(
+        "ASKiT's PPO and beam search (a CS224N project report)",
+        "import hashlib\nimport math\nimport random\nfrom collections import Counter\n"
+        "from dataclasses import dataclass, replace",
+        {"docs/copies/askit_own.py": "*", "common/training.py": "loss_stats",
+         "common/of_askit/evidence.py": "SUBMIT", "common/rollout.py": "stable_seed", "askit.py": PATHS}),
+    "gae": Piece(f"GAE over sampled tokens (sec. 3.3), as in {OMNE}", "import torch", {"omne_r1.py": "gae"}),
+    "weighted_loss": Piece(
+        f"Algorithm 1 of {OMNE}: thoughts count less", "import torch",
+        {"omne_r1.py": "think_weights starts_of weighted_loss"}),
+    "tool_calls": Piece(
+        "A parser of tool calls that evaluates nothing", "import ast\nimport json\nimport re\nimport warnings"
+        '\n\nARGUMENTS = {"search": ("query",), "open": ("title", "line")}',
+        {"common/of_omne/tool_calls.py":
+         "MAX_CALL Fault parse_tool_call python_call json_call once_each known_tool"}),
+    "turn_logprob": Piece(
+        "Fused log-probs of sampled tokens, and their sums over turns", "", {"kernels/turn_logprob.py": "*"}),
+    "weighted_ce": Piece(
+        f"Fused weighted cross entropy (Algorithm 1 of {OMNE})", "",
+        {"kernels/turn_logprob.py": "*", "kernels/weighted_ce.py": "*"}),
+    "tree_attention": Piece("Attention over trees of any depth", "", {"common/gpu/tree_attention.py": "*"}),
 }
 
 
@@ -103,30 +104,60 @@ def definitions(source):
 
 def texts_of(piece):
     """{name: text} of the files that a piece is lifted into."""
-    texts = {
+    return {
         f"example_{piece}.py": (EXAMPLES / f"{piece}.py").read_text(encoding="utf-8"),
         "LICENSE": (ROOT / "LICENSE").read_text(encoding="utf-8"),
+        f"{piece}.py": text_of(*PIECES[piece]),
     }
-    for name, imports, sources in PIECES[piece]:
-        parts = [f"# From fivehop (see LICENSE): {', '.join(sources)}"]
-        if imports:
-            parts.append(imports)
-        for file, names in sources.items():
-            source = (ROOT / file).read_text(encoding="utf-8")
-            if names == "*":
-                parts.append(source.replace("from kernels.", "from ").strip())
-                continue
-            found = definitions(source)
+
+
+def text_of(about, imports, sources):
+    """The file of a piece: all that it needs of ours, under the names that it has here."""
+    ours = [file for file in sources if not file.startswith("docs/")]
+    head, parts = [f"{about}.", f"From fivehop: {', '.join(ours)}. MIT licence, see LICENSE."], [imports]
+    for file, names in sources.items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        found = definitions(source)
+        if names == "*":
+            first = ast.parse(source).body[0]
+            if file in ours:
+                head.append(ast.get_docstring(ast.parse(source)))
+                source = "\n".join(source.split("\n")[first.end_lineno:])
+            of_ours = r"(?m)^from (kernels\.\w+|turns) import .*\n"  # which is in this file
+            parts.append(re.sub(of_ours, "", source.strip()))
+        else:
             parts += dict.fromkeys(found[one] for one in names.split())
-        text = "\n\n\n".join(parts) + "\n"
-        missing = names_without_meaning(text)
-        assert not missing, f"{name}: nothing says what {missing} is"
-        texts[name] = text
-    return texts
+    quoted = "\n\n".join(head).replace("\\", "\\\\")
+    text = "\n\n\n".join(filter(None, [f'"""{quoted}\n"""', *parts])) + "\n"
+    text = re.sub(r"\b(training|chat|rollout)\.(?=[a-z_A-Z]+\()", "", text)  # which is in this file now
+    text = without_unknown_annotations(text)
+    missing = names_without_meaning(text)
+    assert not missing, f"{about}: nothing says what {missing} is"
+    return text
+
+
+def without_unknown_annotations(text):
+    """Types in quotes that are not in this file become `object`, so that tools can resolve the others."""
+    known = names_of(text)[0]
+    lines = text.split("\n")
+    for node in ast.walk(ast.parse(text)):
+        quoted = getattr(node, "annotation", None)
+        if isinstance(quoted, ast.Constant):
+            read = {n.id for n in ast.walk(ast.parse(quoted.value)) if isinstance(n, ast.Name)}
+            if not read <= known:
+                row = quoted.lineno - 1
+                lines[row] = lines[row][:quoted.col_offset] + "object" + lines[row][quoted.end_col_offset:]
+    return "\n".join(lines)
 
 
 def names_without_meaning(source):
     """Names that a module reads and never sets."""
+    stored, loaded = names_of(source)
+    return loaded - stored
+
+
+def names_of(source):
+    """(names that a module sets, names that it reads)"""
     stored, loaded = {*dir(builtins), "__file__", "__name__"}, set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name):
@@ -139,7 +170,7 @@ def names_without_meaning(source):
             stored.add(node.name)
         elif isinstance(node, ast.alias):
             stored.add((node.asname or node.name).split(".")[0])
-    return loaded - stored
+    return stored, loaded
 
 
 def main(argv=None):

@@ -1,6 +1,6 @@
 """ATPO's loss alone in TRL 1.16, for tools or a rollout_func of your own. Turns are read off TRL's tool_mask.
 
-    python -m docs.copy atpo_loss mine     # two files; then `from atpo import atpo_loss` in your own code
+    python -m docs.copy atpo_loss mine     # then `from atpo_loss import atpo_loss` in your own code
 """
 
 import torch

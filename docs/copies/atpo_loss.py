@@ -3,7 +3,7 @@ and A < 0; the gradient of its token is 1.2 / 3."""
 import math
 
 import torch
-from atpo import atpo_loss, update_spread
+from atpo_loss import atpo_loss, update_spread
 
 log = math.log
 old = torch.tensor([[log(.4), log(.5), 0.0, log(.5)]])

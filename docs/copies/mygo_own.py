@@ -3,7 +3,7 @@ import asyncio
 from dataclasses import dataclass
 
 import torch
-from turns import Trajectory, Turn, question_seeds, stable_seed  # noqa: F401  (pieces of ours use them)
+from turns import Trajectory, Turn, stable_seed
 
 R_SUP = 1.0
 
