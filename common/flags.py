@@ -280,6 +280,12 @@ def world_defaults(script, level=None):
 typed = []  # the flags that this program was started with
 
 
+def started_as(script):
+    """The file of this program as it was typed, which may be a copy of the script."""
+    is_a_file = getattr(sys.modules["__main__"], "__spec__", None) is None
+    return sys.argv[0] if is_a_file and sys.argv[0].endswith(".py") else f"{script}.py"
+
+
 def command(script, without=(), **given):
     """A command line that can be pasted: this program's, without some flags and with others.
 
@@ -292,7 +298,7 @@ def command(script, without=(), **given):
         if word.startswith("--"):
             groups.append([])
         groups[-1].append(word)
-    words = ["python", f"{script}.py"]
+    words = ["python", started_as(script)]
     for flag, *values in groups:
         name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
         if name not in (*without, *given):

@@ -411,7 +411,7 @@ def place_of(step, total, done):
     >>> place_of(3, 60, .05), place_of(3, 60, .2)
     ('step 3/60', 'step 3 of about 15')
     """
-    ends = round(step / done) if done else total
+    ends = max(step, round(step / done)) if done else total
     return f"step {step}/{total}" if ends >= total else f"step {step} of about {ends}"
 
 
@@ -468,7 +468,7 @@ def program(one_process=False):
 
 # flags of a run that a question to its checkpoint does without
 OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps",
-               "resume", "eval_only", "collect")
+               "resume", "eval_only", "collect", "name", "eval_limit", "eval_every", "save_every", "limit")
 
 
 def tell_what_next():
@@ -478,6 +478,9 @@ def tell_what_next():
         return
     last = done[-1]
     say(f"Next: python -m webbrowser {shlex.quote(str(last.path))}/trajectories.html")
+    if last.config.get("collect"):
+        learns = {"model": "FOLDER", "warmup_data": last.config["collect"]}
+        say(f"      {flags.command(last.path.parent.name, OF_TRAINING, **learns)}")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is

@@ -11,6 +11,7 @@ import runpy
 import symtable
 import sys
 import tokenize
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -286,7 +287,7 @@ def test_links_in_the_docs_lead_somewhere():
 def test_readme_is_short_and_leads_to_every_page():
     text = (ROOT / "README.md").read_text()
     pages = sorted((ROOT / "docs").glob("*.md"))
-    assert len(text.splitlines()) <= 90
+    assert len(text.splitlines()) <= 105
     assert not [page.name for page in pages if f"(docs/{page.name})" not in text]
     assert sum(page.stat().st_size for page in pages) < 117_000
 
@@ -297,3 +298,11 @@ def test_the_lock_has_every_version_that_is_required():
         return {line.split()[0] for line in lines if re.match(r"[\w-]+==", line)}
 
     assert pins("requirements.txt") <= pins("requirements.lock")
+
+
+def test_uv_installs_what_pip_does():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lists = [told["project"]["dependencies"], told["dependency-groups"]["dev"]]
+    needs, _, tests = (ROOT / "requirements.txt").read_text().partition("\n# tests\n")
+    of_pip = [[line.split("#")[0].strip() for line in part.splitlines()] for part in (needs, tests)]
+    assert lists == [[need for need in part if need] for part in of_pip]

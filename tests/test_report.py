@@ -231,7 +231,7 @@ def test_before_and_after_stand_beside_each_other(tmp_path, shown):
     assert page.locator("h3").all_inner_texts() == ["before training", "after training"]
     reasons = page.locator(".why").all_inner_texts()
     assert reasons[0].startswith("wrong") and reasons[1].startswith("right")
-    page.get_by_role("button", name="differ").click()
+    page.get_by_role("button", name="changed").click()
     assert page.locator("#list li").count() == 1
     assert ATTACK in page.locator(".side").nth(1).inner_text() and page.locator("#main img").count() == 0
     page.locator(".anchor").nth(3).click()
@@ -246,7 +246,7 @@ def test_two_runs_stand_beside_each_other_with_their_table(tmp_path, shown, caps
     assert f"page: {tmp_path}/both.html" in capsys.readouterr().out.replace("\n", "")
     page = shown(tmp_path / "both.html")
     assert page.locator("h3").all_inner_texts() == ["a", "b"]
-    page.get_by_role("button", name="differ").click()
+    page.get_by_role("button", name="changed").click()
     assert page.locator("#list li").count() == 1
     page.locator("#open-table").click()
     assert "+0.333" in page.locator("#table").inner_text()
@@ -352,7 +352,8 @@ def test_a_point_of_a_curve_leads_to_its_step(tmp_path, shown):
     panels = page.locator("figure")
     titles = panels.locator("b").all_inner_texts()
     assert titles == ["reward", "answers", "format", "entropy (nats per token)"]
-    assert panels.nth(1).locator("text").all_text_contents() == ["0", "0.5", "1", "5", "10", "15", "20"]
+    assert panels.nth(1).locator("text").all_text_contents() == [
+        "0", "0.5", "1", "5", "10", "15", "20", "step"]
     picture = panels.nth(1).locator("svg")
     box = picture.bounding_box()
     x = box["x"] + box["width"] * (42 + 268 * 12 / 19) / 320  # of step 13, between 1 and 20
@@ -726,7 +727,8 @@ def test_a_table_of_stages_by_hand(tmp_path):
         ("base", "one", 4), ("base", "two", 2), ("other", "one", 4), ("other", "two", 2), ("short", "one", 2),
         ("base", "mean of 2 sets", 6), ("other", "mean of 2 sets", 6)]
     for line, ems in zip(lines[2:5], ([1, 0, 1, 1], [1, 1], [1, 1]), strict=True):
-        assert line["EM"] == metrics.signed(metrics.bootstrap_interval(ems), ".3f")
+        mean, low, high = metrics.bootstrap_interval(ems)
+        assert line["EM"] == metrics.signed((mean, max(0, low), high), ".3f")
         assert line["minus"] == "base" and line["paper"] == f"{line['method']} {line['set']}"
     gain = metrics.signed(metrics.bootstrap_interval([1, 0, 0, 0]))
     assert lines[2]["by question"] == gain and lines[2]["by seed"] == lines[2]["EM by seed"] == ""

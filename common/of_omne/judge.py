@@ -56,6 +56,7 @@ def score_answers(file, url, model):
     write_jsonl(out, rows)
     unfinished.unlink()
     mean, low, high = metrics.bootstrap_interval([float(row["correct"] is True) for row in rows])
+    low = max(0.0, low)
     unread = sum(row["correct"] is None for row in rows)
     say(f"{len(rows)} answers: {mean:.3f} [{low:.3f}, {high:.3f}] right; {unread} verdicts could not be "
         f"read and count as wrong: {out}")

@@ -11,8 +11,10 @@ const SHARES = ["answers", "format", "groups without spread"]; // from 0 to 1
 function linesOf(keys, runs) {
   const several = Object.keys(runs).length > 1, lines = [];
   Object.entries(runs).forEach(([run, rows], i) => Object.entries(keys).forEach(([key, label], k) => {
-    const points = rows.filter(row => typeof row[key] === "number").map(row => [row.step, row[key]]);
-    const line = { points, dots: key.startsWith("eval/"), name: label, colour: `var(--line${k % 7})`, dash: "" };
+    const there = rows.filter(row => typeof row[key] === "number"), ends = ["_low", "_high"].map(end => key + end);
+    const points = there.map(row => [row.step, row[key]]);
+    const bars = there.filter(row => ends.every(end => typeof row[end] === "number"));
+    const line = { points, bars: bars.map(row => [row.step, ...ends.map(end => row[end])]), dots: key.startsWith("eval/"), name: label, colour: `var(--line${k % 7})`, dash: "" };
     if (several) {
       line.name = Object.keys(keys).length > 1 ? `${run}: ${label}` : run;
       line.colour = `var(--line${i % 7})`;
@@ -41,7 +43,8 @@ function smoothed(points) {
 function panelOf(title, keys, runs) {
   const lines = linesOf(keys, runs), all = lines.flatMap(line => line.points);
   const steps = [...new Set(all.map(point => point[0]))].sort((a, b) => a - b);
-  const values = all.map(point => point[1]), first = steps[0], end = Math.max(last(steps), first + 1);
+  const values = [...all.map(point => point[1]), ...lines.flatMap(line => line.bars.flatMap(bar => bar.slice(1)))];
+  const first = steps[0], end = Math.max(last(steps), first + 1);
   let low = Math.min(...values), high = Math.max(...values);
   if (low >= 0 && !title.includes("ratio")) low = 0;
   if (SHARES.includes(title)) high = Math.max(1, high);
@@ -58,6 +61,7 @@ function panelOf(title, keys, runs) {
   for (const step of ticks(first, end, 5, 1)) {
     put("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, String(step));
   }
+  put("text", { x: left - 10, y: height - 5, "text-anchor": "end" }, "step");
   for (const line of lines) {
     const many = line.points.length > MANY && !line.dots, style = `stroke: ${line.colour}`;
     const draw = (points, more) => put("polyline", { ...more, style, "stroke-dasharray": line.dash,
@@ -65,6 +69,7 @@ function panelOf(title, keys, runs) {
     if (many) draw(line.points, { opacity: .3 });
     draw(many ? smoothed(line.points) : line.points);
     if (!line.dots) continue;
+    for (const [step, from, to] of line.bars) put("path", { d: `M${x(step)},${y(from)}V${y(to)}`, style });
     for (const [step, value] of line.points) put("circle", { cx: x(step), cy: y(value), r: 3, style });
   }
   const told = pointed(picture, steps, x, lines);

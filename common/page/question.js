@@ -40,6 +40,12 @@ function turnOf(n, k, item, at) {
   const link = { title: "link to this turn", class: "anchor" };
   const anchor = button("#", () => pick(at, state.paths[at], n.id), link);
   const lines = (n.how || []).map(line => el("p", {}, String(line)));
+  const side = item.sides[at], key = side.beside?.[0];
+  const alike = boxesOf(side).find(box => box.nodes.includes(n))?.nodes || [];
+  const values = alike.map(m => m[key]).filter(value => typeof value === "number");
+  if (new Set(values.map(value => number(value))).size > 1) {
+    lines.push(el("p", {}, `one of ${values.length} equal turns; their mean is ${number(mean(values), 2)}`));
+  }
   const how = lines.length ? el("div", { class: "how" }, ...lines) : null;
   const id = `turn-${at}-${n.id}`;
   return el("section", { class: id === state.picked ? "turn picked" : "turn", id },

@@ -133,7 +133,7 @@ function fillFilters() {
   }
   const met = new Set(items.flatMap(item => outcomes(last(item.sides))));
   const kinds = Object.keys(COLOUR).filter(kind => met.has(kind));
-  if (items.some(differs)) kinds.push("differ");
+  if (items.some(differs)) kinds.push("changed");
   $("outcome").replaceChildren(...["all", ...kinds].map(kind =>
     button(kind, () => choose(kind), { value: kind === "all" ? "" : kind })));
   $("outcome").hidden = kinds.length < 2;
@@ -148,8 +148,8 @@ function choose(kind) {
 
 function passes(item) {
   const { outcome } = state;
-  if (outcome === "differ" && !differs(item)) return false;
-  if (outcome && outcome !== "differ" && !outcomes(last(item.sides)).includes(outcome)) return false;
+  if (outcome === "changed" && !differs(item)) return false;
+  if (outcome && outcome !== "changed" && !outcomes(last(item.sides)).includes(outcome)) return false;
   if (Object.keys(CHOICES).some(key => $(key).value && String(item[key]) !== $(key).value)) return false;
   return item.haystack.includes(state.text);
 }
@@ -205,6 +205,7 @@ function show(i) {
 // A question that the reader chose stands in the address.
 function go(i) {
   show(i);
+  $("list").classList.add("folded");
   link(0, state.paths[0]);
 }
 
@@ -335,6 +336,7 @@ async function start() {
     filter();
   });
   for (const key of Object.keys(CHOICES)) $(key).addEventListener("change", () => filter());
+  $("count").addEventListener("click", () => $("list").classList.toggle("folded"));  // seen on a phone
   $("load").addEventListener("change", () => load([...$("load").files]));
   document.addEventListener("keydown", onKey);
   addEventListener("hashchange", follow);

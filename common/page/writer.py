@@ -25,6 +25,7 @@ QUESTIONS = 400  # of an evaluation
 SCRIPTS = ("trajectories.js", "question.js", "tree.js", "curves.js")
 WORDS = ("Questions are asked in words that no passage has (mum for mother): nothing but a name can be "
          "copied. Headlines say them plainly.")
+OF_INTERVALS = ("eval/em_low", "eval/em_high")
 OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  # of config.json: no settings
 
 
@@ -58,7 +59,9 @@ def write_page(folder, how_far=""):
     for name, result in latest.items():
         s = result["summary"]
         if "em" in s:
-            summaries.append(f"{name} EM {interval(s)} n {s.get('n', 0)}")
+            start = sides["before training"].get(name)
+            since = f"{start['summary']['em']:.3f} → " if start not in (None, result) else ""
+            summaries.append(f"{name} EM {since}{interval(s)} n {s.get('n', 0)}")
         of_set = {when: found[name]["predictions"] for when, found in sides.items() if name in found}
         sets.append((name, paired(of_set), QUESTIONS))
     if rows:
@@ -165,7 +168,7 @@ def curves_of(runs):
     rows = {name: with_evaluations(folder) for name, folder in runs.items()}
     panels = curves.panels_of(*runs.values())
     panels = curves.with_data(panels, {name: [own] for name, own in rows.items()})
-    drawn = {"step"}.union(*panels.values())
+    drawn = {"step", *OF_INTERVALS}.union(*panels.values())
     for name, own in rows.items():
         rows[name] = [{key: row[key] for key in drawn & row.keys()} for row in own]
     return {"panels": panels, "runs": rows}

@@ -53,13 +53,25 @@ def evaluations(folder, when=""):
 def with_evaluations(folder):
     """Rows of metrics.jsonl, with the mean EM of the evaluations before the first step and after the last."""
     rows = steps_of(folder)
-    before = mean_em(evaluations(folder, "before"))
-    after = mean_em(evaluations(folder))
-    if before is not None:
-        rows = [{"step": 0, "eval/em": before}, *rows]
-    if after is not None and rows:
-        rows[-1] = rows[-1] | {"eval/em": after}
+    before = em_of(evaluations(folder, "before"))
+    after = em_of(evaluations(folder))
+    if before:
+        rows = [{"step": 0, **before}, *rows]
+    if after and rows:
+        rows[-1] = rows[-1] | after
     return rows
+
+
+def em_of(found):
+    """{"eval/em": mean EM of evaluations}, of one set with the ends of its interval; {} without any."""
+    em = mean_em(found)
+    if em is None:
+        return {}
+    if len(found) > 1:
+        return {"eval/em": em}
+    summary, = (result["summary"] for result in found.values())
+    ends = {f"eval/em_{end}": summary[f"em_{end}"] for end in ("low", "high") if f"em_{end}" in summary}
+    return {"eval/em": em, **ends}
 
 
 def mean_along(folder):
@@ -208,7 +220,8 @@ def _row(label, own, base, other, names):
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
     value = over_seeds(means)
     if len(means) == 1 and len(names) == 1:
-        value = signed(bootstrap_interval(scores.iloc[:, 0]), ".3f")
+        mean, low, high = bootstrap_interval(scores.iloc[:, 0])
+        value = signed((mean, max(0.0, low), high), ".3f")
     others = scores_of(base, names)
     renamed = reworded(own, base, names)
     if renamed:

@@ -270,5 +270,8 @@ def serve(command):
     config.app, what = command.app()
     path = "/retrieve" if isinstance(command, Search) else ""
     port = listener.getsockname()[1]
+    if path:
+        asked = """-H 'content-type: application/json' -d '{"queries": ["…"], "topk": 3}'"""
+        say(f"Ask it: curl -s http://{command.host}:{port}{path} {asked}")
     print(f"serving {what} at http://{command.host}:{port}{path}", flush=True)
     uvicorn.Server(config).run([listener])
