@@ -2,6 +2,7 @@
 
     PYTHONPATH=.:examples vf-eval verifiers_world -m MODEL --env.taskset.questions 100
     env = load_environment(split="test", questions=100)         # from Python
+    env = load_environment(data="my.jsonl", corpus="my_corpus.jsonl")
 
 at2po.py's own agent plays. Where it samples a turn, the model is asked for a message; what a search finds is
 the user's next message (in at2po.py it stands inside the assistant's). Prompt, limits, format rule and exact
@@ -14,7 +15,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import verifiers.v1 as vf
 
 import at2po
-from common import data
+from common import data, retriever
 from common.engine import Generation
 from common.rollout import Policy, Trajectory
 from common.serve.served import TextTokenizer, ending
@@ -31,14 +32,21 @@ class Question(vf.TaskData):
 class WorldConfig(vf.TasksetConfig):
     split: str = "test"
     questions: int = 100
+    data: str = ""          # your own questions, as docs/data.md has them, with the corpus that is searched
+    corpus: str = ""
 
 
 class World(vf.Taskset[vf.Task[Question], WorldConfig]):
-    """Each task is a question of the embedded world's first level."""
+    """Each task is a question of the embedded world's first level, or of a file of yours."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.world = splits.world_split(config.split, questions=config.questions)
+        if config.data:
+            asked = data.load_questions(config.data, config.questions)
+            search = retriever.make_retriever("bm25", data.load_corpus(config.corpus))
+            self.world = data.Split(config.data, asked, search)
+        else:
+            self.world = splits.world_split(config.split, questions=config.questions)
 
     def load(self):
         for q in self.world.questions:

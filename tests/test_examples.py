@@ -216,7 +216,8 @@ class Talk:
 
 
 def test_the_world_as_an_environment_of_verifiers_is_scored_as_here(world):
-    config = types.SimpleNamespace(split="test", questions=5, task=None, system_prompt=None)
+    config = types.SimpleNamespace(split="test", questions=5, task=None, system_prompt=None, data="",
+                                   corpus="")
     taskset = world.World(config)
     tasks = list(taskset.load())
     assert len(tasks) == 5 and tasks[0].data.system_prompt == at2po.SYSTEM_PROMPT
@@ -241,6 +242,16 @@ def test_the_world_as_an_environment_of_verifiers_is_scored_as_here(world):
     assert played(search, f"{answer}</answer> <answer> \\boxed{{ {gold} }} ").rewards == {"exact_match": -1.0}
     endless = played(*[search] * 12)
     assert len(endless.heard) == at2po.Config().max_searches + 2 and at2po.LIMIT_MESSAGE in endless.heard[-1]
+
+
+def test_own_questions_are_an_environment_of_verifiers(world, tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "Who made Tern?", "answer": "Ann"}\n')
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": "1", "contents": "\"Tern\"\nTern is by Ann."}) + "\n")
+    own = types.SimpleNamespace(data=str(tmp_path / "q.jsonl"), corpus=str(tmp_path / "c.jsonl"), questions=9,
+                                task=None)
+    taskset = world.World(own)
+    assert [task.data.prompt for task in taskset.load()] == ["Who made Tern?"]
+    assert taskset.world.retriever.search(["Tern"], 1)[0][0].text == "Tern is by Ann."
 
 
 # ---------------------------------------------------------------- a tool of one's own

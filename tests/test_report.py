@@ -24,6 +24,7 @@ from common.page import record
 from common.page.writer import write_page
 from common.report import __main__ as comparison
 from common.report import curves
+from common.report.export import export
 from common.run import open_tracker
 from tests.conftest import ROOT, write
 
@@ -223,6 +224,47 @@ def evaluated(folder, right, when=("_before", "")):
         rows = [{"id": f"q{i}", "em": em} | tree(i, (em,)) for i, em in enumerate(ems)]
         evaluation(folder, f"test{suffix}", rows)
     return folder
+
+
+EXPORTED = {
+    "openai": lambda row: [m["content"] for m in row["messages"] if m["role"] == "assistant"],
+    "atif": lambda row: [step["message"] for step in row["steps"] if step["source"] == "agent"]}
+
+
+@pytest.mark.parametrize("form", EXPORTED)
+def test_trajectories_leave_in_the_forms_of_others(tmp_path, form):
+    run = evaluated(tmp_path / "at2po/x", [(0, 1), (1, 1)])
+    write(run / "samples.jsonl", [tree(2) | {"step": 1}])
+    rows = read_jsonl(export(run, form))
+    assert len(rows) == 3 + 4 and len({row.get("id") or row["trajectory_id"] for row in rows}) == 7
+    said = tree(2)["nodes"][tree(2)["trajectories"][0]["path"][1]]["text"]
+    assert EXPORTED[form](rows[0])[0] == said
+    if form == "atif":
+        for row in rows:
+            assert [step["step_id"] for step in row["steps"]] == [*range(1, len(row["steps"]) + 1)]
+        assert rows[0]["schema_version"] == "ATIF-v1.7" and rows[0]["extra"]["reward"] == 1
+
+
+@pytest.mark.parametrize("form", EXPORTED)
+def test_the_page_opens_what_others_wrote(tmp_path, shown, form):
+    run = evaluated(tmp_path / "at2po/x", [(0, 1), (1, 1)])
+    page = shown(run)
+    before = page.locator("#list li").count()
+    page.locator("#load").set_input_files(str(export(run, form)))
+    assert page.locator("#list li").count() == before + 4
+    theirs = {"messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": f"Who? {ATTACK}"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"function": {"name": "search", "arguments": "{}"}}]},
+        {"role": "tool", "content": [{"type": "text", "text": "seen"}]},
+        {"role": "assistant", "content": "Bo"}]}
+    (tmp_path / "theirs.json").write_text(json.dumps(theirs))
+    page.locator("#load").set_input_files(str(tmp_path / "theirs.json"))
+    page.locator("#list li").last.click()
+    assert page.locator(".why").inner_text().startswith("not scored")
+    turns = page.locator(".turn pre").all_inner_texts()
+    assert '"name":"search"' in turns[0] and turns[1:] == ["seen", "Bo"]
 
 
 def test_before_and_after_stand_beside_each_other(tmp_path, shown):

@@ -42,10 +42,11 @@ function mean(values) {
 }
 
 const last = list => list[list.length - 1];
-const COLOUR = { "right": "good", "wrong": "bad", "bad format": "warn" };
+const COLOUR = { "right": "good", "wrong": "bad", "bad format": "warn", "not scored": "none" };
 
 function outcomeOf(trajectory) {
   if (trajectory.problem) return "bad format";
+  if (typeof trajectory.correct !== "boolean") return "not scored";
   return trajectory.correct ? "right" : "wrong";
 }
 
@@ -88,12 +89,38 @@ function parsed(text) {
   }
 }
 
-// What the page left out: samples.jsonl (a group a line) or eval_<set>.json, read here and sent nowhere.
+const textOf = content => typeof content === "string" ? content
+  : (content || []).map(part => part.text ?? `(${part.type})`).join("\n");
+
+// A group of what other tools write: OpenAI's messages, or a trajectory in ATIF (common/report/export.py).
+function groupOf(row, i) {
+  if (row.nodes || !(row.messages || row.steps)) return row;
+  const steps = row.messages ? row.messages.map(m => ({ ...m, source: m.role, message: m.content })) : row.steps;
+  const about = { ...row.extra, ...row }, nodes = [{ id: 0, parents: [], label: "question", sampled: false }];
+  let question = "";
+  for (const step of steps) {
+    const calls = (step.tool_calls || []).map(call => JSON.stringify(call.function || {
+      name: call.function_name, arguments: call.arguments }));
+    const text = [step.reasoning_content, textOf(step.message), ...calls].filter(Boolean).join("\n");
+    const seen = (step.observation?.results || []).map(result => textOf(result.content)).join("\n");
+    if (["assistant", "agent"].includes(step.source)) {
+      nodes.push({ id: nodes.length, parents: [nodes.length - 1], text, observation: seen, ...step.extra });
+    } else if (nodes.length > 1) last(nodes).observation += text;
+    else if (step.source === "user") question += text;
+  }
+  const { reward, answer, problem, correct } = about, path = nodes.map(node => node.id);
+  return { ...about, question_id: about.id ?? about.trajectory_id ?? about.session_id ?? `${i + 1}`, question,
+    nodes, trajectories: [{ path, reward, answer, problem, correct }] };
+}
+
+// What the page left out: samples.jsonl (a group a line) or eval_<set>.json; or a file of others. It is read
+// here and sent nowhere.
 async function load(files) {
   for (const file of files) {
     try {
       const text = await file.text(), lines = text.split("\n").filter(Boolean);
-      const groups = file.name.endsWith(".jsonl") ? lines.map(parsed) : parsed(text).predictions;
+      const found = file.name.endsWith(".jsonl") ? lines.map(parsed) : parsed(text);
+      const groups = (found.predictions || [found].flat()).map(groupOf);
       const whole = groups.filter(g => g.nodes.length && g.trajectories.length);
       add(whole.map(g => ({ ...g, where: file.name, sides: [g] })));
       $("left-out").textContent = `${whole.length} questions of ${file.name} were added.`;

@@ -6,6 +6,7 @@
     python -m common.report RUN RUN --each     one line per run, too, where there are several seeds
     python -m common.report 'results/hard/at2po/frozen-*'
     python -m common.report RUN RUN --page     also comparison.html, their questions side by side
+    python -m common.report RUN --export openai|atif    its trajectories for other tools (export.py)
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from common.files import UserError, say, warn
 from common.page.writer import draw, write_comparison
 from common.report import committed, curves, method_table, read_run, steps_of
+from common.report.export import FORMS, export
 
 
 def compare(folders, out="comparison.png", page="", each_run=False):
@@ -71,6 +73,7 @@ def main(argv=None):
     parser.add_argument(
         "--page", nargs="?", const="comparison.html", default="",
         help="also a page with the questions of all runs side by side and the table; the runs come before it")
+    parser.add_argument("--export", choices=FORMS, help="trajectories of each folder in the form of others")
     parser.add_argument("--each", action="store_true", help="a line for each seed, too")
     args = parser.parse_args(argv)
     folders = []
@@ -80,6 +83,8 @@ def main(argv=None):
             sys.exit(f"error: {run} holds no run (no config.json), and results/ keeps none of that name")
         folders += found
     try:
+        if args.export:
+            return [export(folder, args.export) for folder in folders]
         compare(folders, args.out, args.page, args.each)
     except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
