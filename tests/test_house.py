@@ -259,10 +259,12 @@ def test_the_three_edits_of_the_docs_make_a_script_that_trains(tmp_path):
         tools = retriever.make_retriever("own:my_tools:Tools", None)
         [result], [passage] = tools.search(["calculate: 12 * 7", "who grants leave?"], 1)
         assert (result.text, passage.title) == ("84", "Leave") and "our company" in mine.SYSTEM_PROMPT
+        searched = Turn([1], [0.0], "</search>", "<think> a </think> <search> leave </search>", [2],
+                        " <result>\nAnn\n</result>\n")
         said = Turn([1], [0.0], "eos", "<think> a </think> <answer> \\boxed{ Ann } </answer>")
-        asked = data.Question("q", "?", ["Ann Holt"])
-        scored = mine.score(Trajectory("q", [1], [said]), asked, mine.Config())
-        assert (round(scored.reward, 3), scored.info.em) == (.667, 0)
+        asked = data.Question("q", "?", ["Ann"])
+        scored = mine.score(Trajectory("q", [1], [searched, said]), asked, mine.Config())
+        assert (round(scored.reward, 3), scored.info.em) == (.95, 1)
 
     child = forked(train, *small, out=tmp_path / "said")
     child.join()
@@ -287,7 +289,7 @@ def test_links_in_the_docs_lead_somewhere():
 def test_readme_is_short_and_leads_to_every_page():
     text = (ROOT / "README.md").read_text()
     pages = sorted((ROOT / "docs").glob("*.md"))
-    assert len(text.splitlines()) <= 105
+    assert len(text.splitlines()) <= 112
     assert not [page.name for page in pages if f"(docs/{page.name})" not in text]
     assert sum(page.stat().st_size for page in pages) < 117_000
 
