@@ -41,7 +41,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 # isort: split
 import torch
 
-from common import chat, data, flags, metrics, rollout, splits, training
+from common import chat, data, flags, metrics, rollout, splits, tool_search, training
 from common import model as models
 from common.agent import Agent, Player, after_warm_up
 from common.of_at2po import baselines, trees
@@ -70,8 +70,9 @@ class Config(flags.PassageFlags):
     max_passage: int = 1000         # characters of a passage that are read | authors' code
     max_prompt: int = 2000          # tokens of the prompt | Table 3
     max_response: int = 6192        # tokens of the response, observations included | Table 3
-    # the question inside the system message (the authors'), or in a user message
-    prompt_form: Literal["system", "chat"] = "system"
+    # the question inside the system message (the authors'), or in a user message; tools: there, and searches
+    # are calls of the model's own chat template (common/tool_search.py)
+    prompt_form: Literal["system", "chat", "tools"] = "system"
     # stop at </answer>; off: the policy learns to end | authors' code
     stop_at_answer: bool = False
     temperature: float = 1.0        # in training; top-p 1, no top-k | authors' code
@@ -131,6 +132,11 @@ For example, <think> This is the reasoning process. </think> <search> search que
 search result here </result>  <think> This is the reasoning process. </think> <answer> The final answer is \
 \\[ \\boxed{answer here} \\] </answer>. In the last part of the answer, the final exact answer is enclosed \
 within \\boxed{} with latex format."""
+# the same where the chat template tells of the tool; ours
+TOOLS_PROMPT = SYSTEM_PROMPT.partition(" The reasoning process and")[0] + """ The reasoning process \
+and answer are enclosed within <think> </think> and <answer> </answer> tags respectively. In the last part \
+of the answer, the final exact answer is enclosed within \\boxed{} with latex format, as in <answer> The \
+final answer is \\[ \\boxed{answer here} \\] </answer>."""
 # authors' code
 LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further tool calls. Let me provide the "
                  "final answer based on the information I have gathered so far.")
@@ -139,6 +145,8 @@ LIMIT_MESSAGE = ("I have reached the tool call limit and cannot make further too
 def render_prompt(tokenizer, question, form="system"):
     """Token ids of the first prompt; later turns append ids. form: --prompt-form. chat.Foreign marks text
     from outside: chat breaks up tags and special tokens in it."""
+    if form == "tools":
+        return tool_search.prompt(tokenizer, TOOLS_PROMPT, question)
     if form == "system":
         asked = question.strip() if question.strip().endswith("?") else question.strip() + "?"
         message = [f"{SYSTEM_PROMPT}\nuser\n", chat.Foreign(asked)]  # sic: their template has the word "user"
@@ -164,9 +172,16 @@ def render_passages(passages, max_passage=1000):
 AROUND = f" {RESULT[0]}\n", f"\n{RESULT[1]}\n"
 
 
-def render_result(tokenizer, text):
+def render_result(tokenizer, text, form="system"):
     """(text, ids) of a search result."""
+    if form == "tools":
+        return tool_search.result(tokenizer, text)
     return chat.encode(tokenizer, AROUND[0], chat.Foreign(text), AROUND[1])
+
+
+def tags_of(form):
+    """The tags around a search, and around its result."""
+    return (tool_search.CALL, tool_search.RESPONSE) if form == "tools" else (SEARCH, RESULT)
 
 
 def inside(tags, text):
@@ -220,7 +235,8 @@ async def play_turn(player, node, name):
     next query gets LIMIT_MESSAGE, and the one after it ends the trajectory. A result that leaves no room for
     a token is dropped, and ends it as "length"."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
-    stop = (SEARCH[1],)
+    call, _ = tags_of(cfg.prompt_form)
+    stop = (call[1],)
     if cfg.stop_at_answer:
         stop += (ANSWER[1],)
     turns = node.turns()  # each of them asked for a search
@@ -241,16 +257,19 @@ async def play_turn(player, node, name):
     # common/rollout.py)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-    query, queries = "", inside(SEARCH, text)
-    if g.stop_reason == SEARCH[1] and queries:
-        query = queries[-1].replace('"', "").strip()
+    query, queries = "", inside(call, text)
+    if g.stop_reason == call[1] and queries:
+        query = tool_search.query_of(queries[-1]) if cfg.prompt_form == "tools" else queries[-1]
+        query = query.replace('"', "").strip()
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
         result = render_passages(passages, cfg.max_passage)
-        turn.observation, turn.observation_ids = render_result(tokenizer, result)
+        turn.observation, turn.observation_ids = render_result(tokenizer, result, cfg.prompt_form)
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
         turn.observation, turn.observation_ids = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
+        if cfg.prompt_form == "tools":
+            turn.observation_ids = chat.render_reply(tokenizer, turn.ids, LIMIT_MESSAGE)
     if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:  # no room for a next token
         turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
     new.done = not turn.observation_ids  # nothing was read, so nothing follows
@@ -350,12 +369,13 @@ def boxed(text):
     return None  # never closed
 
 
-def parse_response(turns):
+def parse_response(turns, form="system"):
     """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
     search that got its result; the last has exactly one answer block, with \\boxed{} inside. Text around the
     block is allowed: the token that ends a stop string may go on, as ">." does."""
+    search, result = tags_of(form)
     text = "".join(t.text for t in turns)
     last = turns[-1].text
     answers = inside(ANSWER, text)
@@ -363,16 +383,16 @@ def parse_response(turns):
     thoughts = re.findall(r"</?think>", text)
     if not thoughts or thoughts != list(THINK) * (len(thoughts) // 2):  # <think>, </think>, <think>, …
         return answer, "think tags not paired"
-    if RESULT[0] in text or RESULT[1] in text:
+    if result[0] in text or result[1] in text:
         return answer, "wrote a result itself"
     for tag in ANSWER:
         if text.count(tag) != 1 or tag not in last:
             return answer, "not exactly one answer block, in the last turn"
     for turn in turns[:-1]:
-        one_search = turn.text.count(SEARCH[0]) == turn.text.count(SEARCH[1]) == 1
-        if not one_search or RESULT[0] not in turn.observation:
+        one_search = turn.text.count(search[0]) == turn.text.count(search[1]) == 1
+        if not one_search or result[0] not in turn.observation:
             return answer, "a search without its result"
-    if SEARCH[0] in last:
+    if search[0] in last:
         return answer, "a search without its result"
     if answer is None:
         return None, "no \\boxed{} in the answer"
@@ -390,8 +410,9 @@ class Scored(Outcome):
 
 def score(trajectory, question, cfg):
     """Fills in the reward, exact match in valid format (Eq 16), and the reasons. Returns the trajectory."""
-    answer, problem = parse_response(trajectory.turns)
-    searches = sum(RESULT[0] in t.observation for t in trajectory.turns)
+    answer, problem = parse_response(trajectory.turns, cfg.prompt_form)
+    _, result = tags_of(cfg.prompt_form)
+    searches = sum(result[0] in t.observation for t in trajectory.turns)
     info = trajectory.info = Scored(answer, problem, searches=searches)
     if answer:
         info.em = metrics.exact_match(answer, question.answers)
@@ -667,6 +688,8 @@ def parse_args(argv=None):
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     baselines.check(cfg)
+    if cfg.prompt_form == "tools" and cfg.data == "world":
+        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy knows no calls")
     return flags.check(cfg, cfg.loss, may_be_zero="steps rounds expand max_searches token_budget",
                        above_zero="lr temperature", least={"bad_format_reward": -math.inf})
 
@@ -679,8 +702,8 @@ AGENT = Agent(
     "at2po",
     answer,
     prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
-    result=lambda tokenizer, text, cfg: render_result(tokenizer, text),
-    around=AROUND,
+    result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.prompt_form),
+    around=(AROUND, tool_search.AROUND),
     system=SYSTEM_PROMPT,
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),

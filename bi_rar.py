@@ -40,7 +40,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import chat, data, distributed, flags, metrics, rollout, splits, training
+from common import chat, data, distributed, flags, metrics, rollout, splits, tool_search, training
 from common import model as models
 from common.agent import Agent, after_warm_up
 from common.folder import left_by
@@ -69,6 +69,8 @@ class Config(flags.PassageFlags):
     lambdas: str = ".25,.5,.75"     # shares of the backward policy in merges (.25 was chosen) | sec. 4
 
     # ---- rollout
+    # Search-R1's tags in a user message, or calls of the model's own chat template (common/tool_search.py)
+    prompt_form: Literal["user", "tools"] = "user"
     group_size: int = 5             # trajectories per question | sec. 4
     top_k: int = 3                  # passages per search | Search-R1
     max_searches: int = 4           # turns before the last one, invalid ones included | Search-R1
@@ -119,30 +121,47 @@ My previous action is invalid. If I want to search, I should put the query betwe
 If I want to give the final answer, I should put the answer between <answer> and </answer>. Let me try \
 again.
 """
-ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+ACTIONS = {
+    "user": re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL),
+    "tools": re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL),
+}
+# the same where the chat template tells of the tool; ours
+TOOLS_PROMPT = """\
+Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get \
+new information. After reasoning, if you find you lack some knowledge, you can call the search tool as many \
+times as your want. If you find no further external knowledge needed, you can directly provide the answer \
+inside <answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>."""
+INVALID_CALL = """\
+Your previous action is invalid. To search, call the tool; to give the final answer, put it between <answer> \
+and </answer>. Try again."""
 THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
-def render_prompt(tokenizer, question):
+def render_prompt(tokenizer, question, form="user"):
     """Token ids of the prompt. A question without a question mark gets one, as in Search-R1."""
     question = question.strip()
     asked = chat.Foreign(question if question.endswith("?") else question + "?")
+    if form == "tools":
+        return tool_search.prompt(tokenizer, TOOLS_PROMPT, asked)
     before, after = PROMPT.split("{question}")
     if chat.is_tiny(tokenizer):  # the world's policy reads no instructions
         before = after = ""
     return chat.render_chat(tokenizer, [("user", [before, asked, after])])
 
 
-def render_observation(tokenizer, passages, limit=500, max_passage=4000):
+def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="user"):
     """(text, ids) of a search result."""
     quote = "" if chat.is_tiny(tokenizer) else '"'  # the world's policy was warmed up without quotes
-    return render_result(tokenizer, render_information(passages, quote, max_passage), limit)
+    return render_result(tokenizer, render_information(passages, quote, max_passage), limit, form)
 
 
-def render_result(tokenizer, shown, limit):
+def render_result(tokenizer, shown, limit, form="user"):
     """(text, ids) of a search result that shows this text, cut into tokens as where a turn's "<" follows
     (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
     `limit` tokens loses its end, but not the closing tag."""
+    if form == "tools":
+        ids = chat.encode(tokenizer, chat.Foreign(shown))[1]
+        return tool_search.result(tokenizer, tokenizer.decode(ids[:limit]))
     end = "</information>\n\n"
     text, ids = chat.before_a_turn(tokenizer, "\n\n<information>", chat.Foreign(shown), end)
     if len(ids) > limit:
@@ -171,12 +190,14 @@ async def play(player, question, name):
     """One trajectory: think, then search or answer. INVALID answers a turn without a valid action. After
     max_searches actions there is one last turn; a search in it is not executed. name is part of its seeds."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
+    in_calls = cfg.prompt_form == "tools"
+    stop = (tool_search.CALL[1] if in_calls else "</search>", "</answer>")
     turns = []
     last = False
     while not last:
         g = await player.policy.engine.generate(
             context_ids(player.prompt_ids, turns),
-            stop=("</search>", "</answer>"),
+            stop=stop,
             max_tokens=cfg.max_turn,
             temperature=player.temperature,
             seed=stable_seed(player.seed, name, len(turns)),
@@ -186,39 +207,49 @@ async def play(player, question, name):
         # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-        action = ACTION.search(text)
-        last = bool(action and action[1] == "answer") or len(turns) >= cfg.max_searches
-        if not last and action:
-            passages = await player.search(action[2].strip(), cfg.top_k)
+        kind, said = action_of(text, cfg.prompt_form)
+        last = kind == "answer" or len(turns) >= cfg.max_searches
+        if not last and kind:
+            passages = await player.search(said, cfg.top_k)
             turn.observation, turn.observation_ids = render_observation(
-                tokenizer, passages, cfg.max_observation, cfg.max_passage)
+                tokenizer, passages, cfg.max_observation, cfg.max_passage, cfg.prompt_form)
+        elif not last and in_calls:
+            turn.observation = INVALID_CALL
+            turn.observation_ids = chat.render_reply(tokenizer, turn.ids, INVALID_CALL)
         elif not last:
             turn.observation, turn.observation_ids = chat.encode(tokenizer, INVALID)
         turns.append(turn)
         if player.watch:  # --ask prints each turn
             player.watch(turn)
-    return check_answer(Trajectory(question.id, player.prompt_ids, turns), question)
+    return check_answer(Trajectory(question.id, player.prompt_ids, turns), question, cfg.prompt_form)
+
+
+def action_of(text, form="user"):
+    """(search or answer, what is asked or said): a turn's first action; ("", "") without one."""
+    found = ACTIONS[form].search(text)
+    if not found:
+        return "", ""
+    if found[1] != "tool_call":
+        return found[1], found[2].strip()
+    query = tool_search.query_of(found[2])
+    return ("search", query) if query else ("", "")
 
 
 @dataclass
 class Checked(Outcome):
     """Outcome's answer, problem, searches, em and f1, and:"""
-    invalid: int = 0            # turns that were answered by INVALID
+    invalid: int = 0            # turns without an action, which INVALID answered
     d_TA: list | None = None    # distance of each reasoning step to the answer (Eq 4); None: not measured
     d_TQ: list | None = None    # to the question
 
 
-def check_answer(trajectory, question):
+def check_answer(trajectory, question, form="user"):
     """Sets trajectory.info and returns the trajectory. The answer is that of the last turn."""
-    action = ACTION.search(trajectory.turns[-1].text)
-    answer = None
-    if action and action[1] == "answer":
-        answer = action[2].strip()
-    info = Checked(
-        answer,
-        invalid=sum(t.observation == INVALID for t in trajectory.turns),
-        searches=sum("<information>" in t.observation for t in trajectory.turns),
-    )
+    kind, said = action_of(trajectory.turns[-1].text, form)
+    answer = said if kind == "answer" else None
+    observed = [t.observation for t in trajectory.turns if t.observation]
+    invalid = sum(text in (INVALID, INVALID_CALL) for text in observed)
+    info = Checked(answer, invalid=invalid, searches=len(observed) - invalid)
     if answer:
         info.em = metrics.exact_match(answer, question.answers)
         info.f1 = metrics.f1(answer, question.answers)
@@ -487,7 +518,8 @@ def sample_record(policy, scorer, groups, questions, step, cfg):
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
-    return page.group_record(group, question, step_reward, ACTION, step=step)
+    action = partial(action_of, form=cfg.prompt_form)
+    return page.group_record(group, question, step_reward, action, step=step)
 
 
 # ---------------------------------------------------------------- merge (Eq 10)
@@ -528,7 +560,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
     rows = []
     for t, question in pairs:
         t.reward = t.info.em
-        rows.append(page.prediction(t, question, step_reward, ACTION))
+        rows.append(page.prediction(t, question, step_reward, partial(action_of, form=cfg.prompt_form)))
     about = {"set": split.name, "seed": cfg.seed, "temperature": cfg.eval_temperature}
     return rows, about | metrics.summarize(rows, ("em", "f1", "searches", "tokens", "repeats"))
 
@@ -669,6 +701,8 @@ def resolve(cfg):
     if cfg.eval_only or cfg.stage == "eval":
         cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
+    if cfg.prompt_form == "tools" and cfg.data == "world":
+        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy knows no calls")
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)
     if cfg.scorer == "lines" and cfg.data != "world":
@@ -687,9 +721,10 @@ def resolve(cfg):
 
 AGENT = Agent(
     "bi_rar", play,
-    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question),
-    result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.max_observation),
-    around=("\n\n<information>", "</information>\n\n"),
+    prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
+    result=lambda tokenizer, text, cfg: render_result(
+        tokenizer, text, cfg.max_observation, cfg.prompt_form),
+    around=(("\n\n<information>", "</information>\n\n"), tool_search.AROUND),
     request=PROMPT,
     # the tiny policy's vocabulary, beside the world's words
     tags=[f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")],

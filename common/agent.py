@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from common import chat, data, metrics, rollout, splits
+from common import chat, data, metrics, rollout, splits, tool_search
 from common import model as models
 from common.files import console, plain, say
 
@@ -60,7 +60,7 @@ class Agent:
     play: Callable
     prompt: Callable            # prompt(tokenizer, data.Question, cfg) -> ids
     result: Callable = None     # result(tokenizer, text, cfg) -> (text, ids) of a search result
-    around: tuple = ()          # what stands before and after the text of a result
+    around: tuple = ()          # pairs: what stands before and after the text of a result
     tags: tuple = ()            # single tokens of the world's tokenizer, as are the words
     words: str = ""
     answer: tuple = ()          # what stands before and after the answer of a demonstration
@@ -151,10 +151,10 @@ class Agent:
     def rows(self, trajectory, question):
         """The row of --collect: results without what stands around them."""
         from common.warmup import sharegpt
-        before, after = self.around
-
         def shown(observation):
-            return observation.removeprefix(before).removesuffix(after)
+            for before, after in self.around:
+                observation = observation.removeprefix(before).removesuffix(after)
+            return observation
 
         asked = question.question
         request = self.request.replace("{question}", asked)
@@ -168,7 +168,9 @@ class Agent:
         before, after = answer or self.answer
         if demo.flaw == "bad format":
             before, after = self.flawed
-        lines = scripted.search_lines(demo, before, chat.Foreign(demo.answer), after)
+        as_calls = getattr(cfg, "prompt_form", "") == "tools"
+        call = tool_search.written if as_calls else scripted.in_tags
+        lines = scripted.search_lines(demo, before, chat.Foreign(demo.answer), after, call=call)
         # the agent's limits cut what a policy samples, but nothing that it is shown
         unlimited = replace(cfg, max_searches=len(lines) - 1)
         if hasattr(cfg, "max_response"):

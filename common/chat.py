@@ -10,6 +10,7 @@ itself (instructions, tags, the template's role marks) is plain str.
 
 import datetime
 import functools
+import json
 import re
 
 from common.files import UserError
@@ -116,16 +117,17 @@ def before_a_turn(tokenizer, *parts):
 
 
 @functools.lru_cache(maxsize=64)
-def template_parts(tokenizer, roles, date):
+def template_parts(tokenizer, roles, date, tool=""):
     """(what the chat template writes before, between and behind messages of these roles, the messages' order
-    in it). A template that opens the thought itself, or writes an empty one, is cut before it, since a policy
-    has to write all of its tags."""
+    in it). tool: JSON of one that it is told of. A template that opens the thought itself, or writes an empty
+    one, is cut before it, since a policy has to write all of its tags."""
     def rendered(contents):
         messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
         day = datetime.date.fromisoformat(date)
         try:
             return tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, strftime_now=day.strftime)
+                messages, tools=[json.loads(tool)] if tool else None, add_generation_prompt=True,
+                tokenize=False, strftime_now=day.strftime)
         except Exception as error:  # a template is a program: it may raise anything
             words = " ".join(str(error).split())
             raise TemplateError("this model's chat template refuses a conversation of "
@@ -142,15 +144,19 @@ def template_parts(tokenizer, roles, date):
     return re.split(r"@@\d+@@", text), order
 
 
-def render_chat(tokenizer, messages):
+def render_chat(tokenizer, messages, tool="", marks=()):
     """Token ids of [(role, text or list of parts)] up to where the assistant speaks, as the template's own
     rendering is tokenised (but a message keeps the blanks at its ends, where templates may take them off); a
     later turn appends ids and renders nothing.
 
     No Foreign part can write one of the template's tokens, and a template that strips thoughts from earlier
-    turns leaves those of few-shot examples alone."""
+    turns leaves those of few-shot examples alone. tool: JSON of one that the template is told of; marks: what
+    it has to say of calls."""
     roles = tuple(role for role, _ in messages)
-    texts, order = template_parts(tokenizer, roles, today)
+    texts, order = template_parts(tokenizer, roles, today, tool)
+    if not all(mark in "".join(texts) for mark in marks):
+        raise TemplateError(f"this model's chat template does not tell of calls in {' '.join(marks)} tags: "
+                            "--prompt-form tools is for those of Qwen's and Hermes' kind")
     for i, role in enumerate(roles):
         # (the tiny policy's template leaves out system messages, which it cannot read)
         if i not in order and (role != "system" or len(roles) == 1):
@@ -164,13 +170,13 @@ def render_chat(tokenizer, messages):
     return encode(tokenizer, *parts, begins=True)[1]
 
 
-def render_reply(tokenizer, turn_ids, *content):
-    """Ids that follow a sampled turn: the end of its message where it was not sampled, the user's message
+def render_reply(tokenizer, turn_ids, *content, role="user"):
+    """Ids that follow a sampled turn: the end of its message where it was not sampled, the message of `role`
     (parts as `encode` takes them), the next turn's opening."""
-    texts, order = template_parts(tokenizer, ("user", "assistant", "user"), today)
+    texts, order = template_parts(tokenizer, ("user", "assistant", role), today)
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
-                            "user in that order: an answer of one turn is all that can be asked of it")
+                            f"{role} in that order: an answer of one turn is all that can be asked of it")
     ids = encode(tokenizer, texts[2], *content, texts[3])[1]
     if turn_ids and ids and ids[0] == turn_ids[-1]:  # it was sampled
         ids = ids[1:]

@@ -220,10 +220,10 @@ def test_a_row_says_how_often_a_search_was_made_before():
     t.info.d_TA, t.info.d_TQ = [.5] * 5, [.4] * 5
     for turn in t.turns[:4]:
         turn.observation = "<information>x</information>"
-    row = page.prediction(t, QUESTION, bi_rar.step_reward, bi_rar.ACTION)
+    row = page.prediction(t, QUESTION, bi_rar.step_reward, bi_rar.action_of)
     assert row["repeats"] == 2 and row["d_TA"] == [.5] * 5
     t.turns[3].observation = ""  # nothing was searched
-    assert page.prediction(t, QUESTION, bi_rar.step_reward, bi_rar.ACTION)["repeats"] == 1
+    assert page.prediction(t, QUESTION, bi_rar.step_reward, bi_rar.action_of)["repeats"] == 1
     shares = [node["cascade_TA"] for node in row["nodes"][1:]]
     assert sum(shares) == pytest.approx(bi_rar.cascade([bi_rar.step_reward(.5)] * 5))
     second = row["nodes"][2]["how"]

@@ -1,6 +1,6 @@
 """Bi-RAR's distances as metrics of a training step, as records for the page, and its stages as a table.
 
-step_reward(distance): Eq 7. action: the script's pattern of a search or an answer."""
+step_reward(distance): Eq 7. action(text): a search or an answer, and what it says."""
 
 from pathlib import Path
 
@@ -86,10 +86,8 @@ def why(trajectory, question, facts):
 
 def label(turn, action):
     """What a turn did: its query or its answer."""
-    found = action.search(turn.text)
-    if not found:
-        return "invalid"
-    return "answer" if found[1] == "answer" else "search: " + found[2].strip()
+    kind, said = action(turn.text)
+    return f"search: {said}" if kind == "search" else kind or "invalid"
 
 
 def group_record(trajectories, question, step_reward, action, **extra):
@@ -120,7 +118,8 @@ def prediction(trajectory, question, step_reward, action):
     row = record.row(question, info, "answer problem em f1 searches", tokens=trajectory.sampled_tokens)
     if info.d_TA is not None:
         row |= {"d_TA": info.d_TA, "d_TQ": info.d_TQ}
-    searches = [label(turn, action) for turn in trajectory.turns if "<information>" in turn.observation]
+    done = [label(turn, action) for turn in trajectory.turns if turn.observation]
+    searches = [what for what in done if what != "invalid"]
     row["repeats"] = len(searches) - len(set(searches))  # made before, word for word
     return row | group_record([trajectory], question, step_reward, action)
 

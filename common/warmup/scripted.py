@@ -21,14 +21,18 @@ class Script:
         return Generation(ids, [0.0] * len(ids), stop)
 
 
-def search_lines(demo, *answer):
-    """The lines of a demonstration for an agent that thinks and searches in <think> and <search> tags.
-    answer: the parts that end the last one."""
+def in_tags(query):
+    return " <search> ", chat.Foreign(query), " </search>"
+
+
+def search_lines(demo, *answer, call=in_tags):
+    """The lines of a demonstration for an agent that thinks in <think> tags. answer: the parts that end the
+    last one. call(query) -> the parts of a search, at whose last tag it stops."""
     *thoughts, last = map(chat.Foreign, demo.thoughts())
     lines = []
     for thought, query in zip(thoughts, demo.queries(), strict=True):
-        asked = "<think> ", thought, " </think> <search> ", chat.Foreign(query), " </search>"
-        lines.append(("</search>", *asked))
+        asked = call(query)
+        lines.append((asked[-1].strip(), "<think> ", thought, " </think>", *asked))
     return [*lines, ("</answer>", "<think> ", last, " </think> ", *answer)]
 
 
