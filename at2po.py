@@ -241,6 +241,7 @@ async def play_turn(player, node, name):
         stop += (ANSWER[1],)
     turns = node.turns()  # each of them asked for a search
     context = context_ids(player.prompt_ids, turns)
+    # tokens left for this turn and its result; positive, or the turn before would have ended as "length"
     room = cfg.max_response - (len(context) - len(player.prompt_ids))
     new = Node(None, node, name)
     node.children.append(new)  # before anything is awaited: siblings stand in the order they were asked for
@@ -250,7 +251,7 @@ async def play_turn(player, node, name):
         stop=stop,
         max_tokens=room,
         temperature=player.temperature,
-        seed=stable_seed(player.seed, name, len(turns)),
+        seed=stable_seed(player.seed, name, len(turns)),  # the name tells siblings apart, the depth turns
     )
     text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # with the stop string's last token
     # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
@@ -318,7 +319,7 @@ async def grow_tree(play_from, cfg, seed):
     chains, rounds = (cfg.group_size, 0) if cfg.expansion == "none" else (cfg.chains, cfg.rounds)
     await asyncio.gather(*[play_from(root, f"chain{m}") for m in range(chains)])
     for r in range(rounds):
-        rng = random.Random(stable_seed(seed, "expand", r))
+        rng = random.Random(stable_seed(seed, "expand", r))  # a stream per round: a resumed tree draws alike
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
             parent = node.parent or root  # a sibling: the same state, a new turn
@@ -473,7 +474,7 @@ def turn_credit(root, rule, advantage, sample_std):
     for leaf, value in zip(root.leaves(), leaf_values(root.rewards(), sample_std), strict=True):
         leaf.value = value
     node_value(root, rule)
-    for node in root.nodes()[1:]:
+    for node in root.nodes()[1:]:  # the root has no turn
         td = node.value - node.parent.value
         above_root = node.value - root.value
         by_kind = {"value": node.value, "td": td, "global": above_root, "combined": td + above_root}
@@ -515,6 +516,7 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
     share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)
     loss = -(share * objective).sum() / (num_sequences or len(tokens))
 
+    # only where the minimum is the clipped term
     clipped = (s > 1 + clip_high) & (advantages > 0) | (s < 1 - clip_low) & (advantages < 0)
     return loss, training.loss_stats(log_ratio, clipped, tokens, s)
 
@@ -583,7 +585,7 @@ def train(run, policy, reference, split):
     # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
-        order = stable_seed(cfg.seed, "order")
+        order = stable_seed(cfg.seed, "order")  # of the seed alone: --resume draws what the first run would
         questions = data.batch_of_step(split.questions, step, budget.questions_per_step, order)
         with run.sampling(policy, row):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
@@ -615,7 +617,7 @@ def train(run, policy, reference, split):
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
-        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
+        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:  # old log-probs stay
             if not batches:  # all its trees are flat
                 continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
@@ -666,7 +668,7 @@ def main(argv=None):
     # folder.start: the checkpoint that --resume goes on from
     policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
     if cfg.eval_only:
-        split = None
+        split = None  # nothing learns it
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate, learned=split):
@@ -674,6 +676,7 @@ def main(argv=None):
             return trees.show_results(run.folder.path, AVERAGES, run.evaluate())
         reference = None
         if cfg.kl_coef:
+            # of `source`, not folder.start: a resumed run's reference is the initial policy, too
             reference = models.load_reference(policy.model, source, cfg.lora)
         before = run.evaluate("_before", initial=True)  # --resume reads the one on file
         train(run, policy, reference, split)

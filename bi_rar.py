@@ -374,6 +374,7 @@ def measure_distances(policy, scorer, pairs, cfg):
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     own_ids = scorer.tokenizer is None
+    # by identity, as trajectories are compared
     steps_of = {id(t): reasoning_steps_of(t, q, tokenizer, cfg, sampled_ids=own_ids) for t, q in pairs}
     distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
@@ -540,7 +541,7 @@ def merge(forward, backward, lam, out):
     if type(merged) is not type(other) or unlike:
         raise models.ModelError(f"cannot merge {forward} and {backward}: not one architecture {unlike[:3]}")
     theta_backward = dict(other.named_parameters())
-    for name, theta in merged.named_parameters():
+    for name, theta in merged.named_parameters():  # in place: it was the forward policy
         theta.copy_((1 - lam) * theta + lam * theta_backward[name])
     stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
     shutil.rmtree(out, ignore_errors=True)

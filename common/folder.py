@@ -1,7 +1,7 @@
 """A run's folder: what it holds, what --resume may go on from, the folders of a run's stages.
 
     runs/<script>/<name>/  config.json  metrics.json  metrics.jsonl  samples.jsonl  eval_<set>.json
-                           curves.png  trajectories.html  checkpoint/
+                           trajectories.html  checkpoint/
 
 Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
 folder is <name>-<stage>."""

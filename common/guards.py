@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 class Metric(NamedTuple):
     words: str         # what it is
-    panel: str = ""    # the panel of curves.png that it is drawn in; empty = in none
+    panel: str = ""    # the panel of the curves that it is drawn in; empty = in none
     line: str = ""     # how the line of a step shows it, such as "em {:.3f}"; empty = not at all
     label: str = ""    # its name in the panel's legend; empty = the key behind its "/", in words
 

@@ -132,8 +132,7 @@ class Run:
 
     @contextmanager
     def stage(self, title, policy=None, evals=(), evaluate=None, learned=None):
-        """The folder exists in the body; after it curves.png and trajectories.html are written, which shows
-        till then how far it is.
+        """The folder exists in the body; its trajectories.html shows how far it is, and is whole at the end.
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
         for each split of evals. learned: the split that is trained on; --resume refuses another one."""
@@ -159,8 +158,8 @@ class Run:
         yield
         if folder.tracker:
             folder.tracker.finish()
-        from common.page.writer import draw
-        distributed.once(draw, folder.path, title)
+        distributed.once(page_so_far, folder, "")
+        say(f"page: {folder.path}/trajectories.html")
 
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.

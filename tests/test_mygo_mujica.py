@@ -791,7 +791,6 @@ def test_what_the_stages_leave_adds_up(world):
     for env, stage in itertools.product(("text", "kg"), ("few-shot", "warm-up", "mygo")):
         folder = world / f"seed0-{env}-{stage}"
         assert (folder / "trajectories.html").exists()
-        assert stage == "few-shot" or (folder / "curves.png").exists()
         found = predictions(folder)
         assert len(found) == 12 and all(p["nodes"] and p["trajectories"] for p in found)
         summary = json.loads((folder / "eval_test.json").read_text())["summary"]

@@ -81,7 +81,6 @@ def test_a_run_as_a_subprocess_and_in_two_parts(tmp_path, one_step):
         assert 3 * 3 <= m["rollout/leaves"] <= 3 * (3 + 2)
         assert m["rollout/tokens"] < m["rollout/leaves"] * m["rollout/response_tokens"]  # turns are shared
         assert {k for k in m if k != "step" and not k.startswith("guard/")} <= set(told_of)
-    assert (folder / "curves.png").stat().st_size > 10_000
     assert (folder / "trajectories.html").stat().st_size > 50_000
     config = json.loads((folder / "config.json").read_text())
     assert (config["expansion"], config["steps"], config["name"]) == ("entropy", 2, "whole")

@@ -30,7 +30,7 @@ OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  
 
 
 def draw(folder, title):
-    """curves.png and trajectories.html of a run folder."""
+    """trajectories.html of a run folder, and curves.png."""
     if read_jsonl(folder / "metrics.jsonl"):
         rows = {folder.name: [with_evaluations(folder)]}
         curves.draw_curves(rows, folder / "curves.png", title, curves.panels_of(folder))
