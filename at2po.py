@@ -706,7 +706,7 @@ AGENT = Agent(
     answer,
     prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
     result=lambda tokenizer, text, cfg: render_result(tokenizer, text, cfg.prompt_form),
-    around=(AROUND, tool_search.AROUND),
+    around=(AROUND, tool_search.IN_RESPONSE),
     system=SYSTEM_PROMPT,
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),

@@ -725,7 +725,7 @@ AGENT = Agent(
     prompt=lambda tokenizer, question, cfg: render_prompt(tokenizer, question.question, cfg.prompt_form),
     result=lambda tokenizer, text, cfg: render_result(
         tokenizer, text, cfg.max_observation, cfg.prompt_form),
-    around=(("\n\n<information>", "</information>\n\n"), tool_search.AROUND),
+    around=(("\n\n<information>", "</information>\n\n"), tool_search.IN_RESPONSE),
     request=PROMPT,
     # the tiny policy's vocabulary, beside the world's words
     tags=[f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/")],

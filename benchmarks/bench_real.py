@@ -1,6 +1,9 @@
 """A real model's step on a CPU, part by part, and beside peers on the same prompts and lengths:
 
     taskset -c 0 python -m benchmarks.bench_real QUESTIONS FLAGS OF at2po.py
+    taskset -c 0 python -m benchmarks.bench_real QUESTIONS --without FLAGS OF at2po.py
+
+The second form leaves out, one at a time, what makes a step fast here, and no peer is asked.
 
 Sampled tokens per CPU second of this process. For the rollout peers are transformers' generate, vLLM and
 (with the GGUF file in $GGUF) llama-cpp-python, for the update transformers with peft, padded; who is not
@@ -13,11 +16,13 @@ import resource
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 import at2po
-from common import data, splits, training
+from common import data, engine, splits, training
 from common import model as models
 from common.run import Run, program
 
@@ -89,6 +94,56 @@ def of_llama_cpp(folder, waves):
 PEERS = {"transformers": of_generate, "vllm": of_vllm, "llama_cpp": of_llama_cpp}
 
 
+def all_at_once(shares, uniforms):
+    """engine.pick as it was: all of the vocabulary added in fp64."""
+    cumulative = shares.double().cumsum(-1)
+    level = (uniforms * cumulative[:, -1])[:, None]
+    token = torch.searchsorted(cumulative, level, right=True)[:, 0]
+    return token.clamp(max=shares.shape[1] - 1), cumulative[:, -1]
+
+
+@contextmanager
+def instead(module, name, value):
+    before = getattr(module, name)
+    setattr(module, name, value)
+    yield
+    setattr(module, name, before)
+
+
+OF_ROLLOUT = {"guessing": (engine, "FEW", 0), "sampling in parts": (engine, "pick", all_at_once)}
+
+
+def rolled_out(policy, split, questions, cfg):
+    """(trees, seconds)"""
+    began = timed_by()
+    policy.engine.sync(policy.model)
+    roots = at2po.rollout_trees(policy, split.retriever, questions, cfg, step=1)
+    seconds = timed_by() - began
+    policy.engine.sleep()
+    return roots, seconds
+
+
+def each_left_out(policy, split, questions, cfg, batches, tokens, ours):
+    """Lines of what a step takes without one part. ours: seconds of rollout and update."""
+    model = policy.model
+
+    def logprobs(b, temperature):
+        return models.token_logprobs(model, b, temperature)
+
+    reference = partial(models.turn_logprob, backend="reference")
+    for name, context in (("attention by blocks", models.attending(model, "sdpa")),
+                          ("the frozen head's own form", instead(models, "turn_logprob", reference))):
+        model.train()
+        with context:
+            _, seconds = update(model, batches, logprobs, cfg.temperature)
+        tell(f"update without {name}", tokens, seconds, ours[1])
+    for name, patch in OF_ROLLOUT.items():
+        model.eval()
+        with instead(*patch):
+            _, seconds = rolled_out(policy, split, questions, cfg)
+        tell(f"rollout without {name}", tokens, seconds, ours[0])
+
+
 def update(model, batches, logprobs_of, temperature):
     """(seconds of old log-probs, of forward and backward)"""
     began = timed_by()
@@ -104,17 +159,14 @@ def update(model, batches, logprobs_of, temperature):
 @program()
 def main(argv=None):
     limit, *given = argv or sys.argv[1:]
-    cfg = at2po.parse_args(given)
+    leaves_out = given[:1] == ["--without"]
+    cfg = at2po.parse_args(given[leaves_out:])
     split, _ = splits.load_splits(cfg, at2po.PAPER_EVAL)
     run = Run(cfg)
     policy = run.policy(cfg.checkpoint or cfg.model, trains=True)
     model = policy.model
     questions = data.batch_of_step(split.questions, 1, int(limit), 0)
-    began = timed_by()
-    policy.engine.sync(model)
-    roots = at2po.rollout_trees(policy, split.retriever, questions, cfg, step=1)
-    ours = timed_by() - began
-    policy.engine.sleep()
+    roots, ours = rolled_out(policy, split, questions, cfg)
     at2po.score_trees(roots, questions, cfg)
     trajectories = at2po.trajectories_of(roots)
     turns = {id(turn): turn for t in trajectories for turn in t.turns}.values()
@@ -127,6 +179,8 @@ def main(argv=None):
     old, learned = update(model, batches, lambda b, t: models.token_logprobs(model, b, t), cfg.temperature)
     tell("old log-probs: ours", tokens, old)
     tell("update: ours", tokens, learned)
+    if leaves_out:
+        return each_left_out(policy, split, questions, cfg, batches, tokens, (ours, learned))
     parts = [trajectories[i:i + 4] for i in range(0, len(trajectories), 4)]
 
     def plain(part, temperature):

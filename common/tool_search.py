@@ -13,7 +13,7 @@ import json
 from common import chat
 
 CALL, RESPONSE = ((f"<{tag}>", f"</{tag}>") for tag in ("tool_call", "tool_response"))
-AROUND = f"{RESPONSE[0]}\n", f"\n{RESPONSE[1]}"  # what stands before and after a result
+IN_RESPONSE = f"{RESPONSE[0]}\n", f"\n{RESPONSE[1]}"  # what stands before and after a result
 TOOL = {"type": "function", "function": {
     "name": "search",
     "description": "Searches an encyclopedia and returns the passages that fit best.",
@@ -59,5 +59,5 @@ def written(query):
 
 def result(tokenizer, text):
     """(text, ids) of a search result, up to where the assistant goes on."""
-    shown = f"{AROUND[0]}{chat.harmless(tokenizer, text)}{AROUND[1]}"
+    shown = f"{IN_RESPONSE[0]}{chat.harmless(tokenizer, text)}{IN_RESPONSE[1]}"
     return shown, chat.render_reply(tokenizer, [], chat.Foreign(text), role="tool")

@@ -16,8 +16,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs/copies"
 DATACLASS = "from dataclasses import dataclass, field"
-TREE = """SIBLING_PENALTY THINK AROUND LIMIT_MESSAGE render_passages render_result
-inside Node play_turn play choose_nodes grow_tree"""
+TREE = """SIBLING_PENALTY THINK LIMIT_MESSAGE render_passages render_result tags_of
+inside AROUND Node play_turn play choose_nodes grow_tree"""
+CHAT = """Foreign added_tokens no_tags harmless _blank_before _ids encode TemplateError today PROBE
+template_parts render_reply"""
 PATHS = """policy_of SearchPath finish_paths likeliest draw sample_paths
 greedy_paths beam_search grow_beams rewarded returns_of state_key baselines advantages_of ppo_loss
 actions_taken"""
@@ -42,8 +44,10 @@ PIECES = {
         {"at2po.py": "Node leaf_values child_weights node_value turn_credit"}),
     "tree": Piece(
         f"The tree (Algorithm 1) of {AT2PO}",
-        f"import asyncio\nimport functools\nimport hashlib\nimport random\nimport re\n{DATACLASS}",
-        {"common/chat.py": "Foreign added_tokens no_tags harmless _blank_before _ids encode",
+        "import asyncio\nimport datetime\nimport functools\nimport hashlib\nimport json\nimport random\n"
+        f"import re\n{DATACLASS}",
+        {"common/files.py": "UserError", "common/chat.py": CHAT,
+         "common/tool_search.py": "CALL RESPONSE IN_RESPONSE MAX_CALL query_of result",
          "common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
          "at2po.py": TREE}),
     "logprobs": Piece(
@@ -129,7 +133,8 @@ def text_of(about, imports, sources):
             parts += dict.fromkeys(found[one] for one in names.split())
     quoted = "\n\n".join(head).replace("\\", "\\\\")
     text = "\n\n\n".join(filter(None, [f'"""{quoted}\n"""', *parts])) + "\n"
-    text = re.sub(r"\b(training|chat|rollout)\.(?=[a-z_A-Z]+\()", "", text)  # which is in this file now
+    here = r"\b(training|chat|rollout|tool_search)\.(?=[a-z_A-Z]+)(?!py)"  # which is in this file now
+    text = re.sub(here, "", text)
     text = without_unknown_annotations(text)
     missing = names_without_meaning(text)
     assert not missing, f"{about}: nothing says what {missing} is"

@@ -29,7 +29,7 @@ async def search(query, k):
 
 seeds = []
 cfg = Made(chains=2, rounds=1, expand=1, expansion="entropy", stop_at_answer=True, max_response=999,
-           max_searches=6, top_k=1, max_passage=100)
+           max_searches=6, top_k=1, max_passage=100, prompt_form="system")
 policy = Made(tokenizer=Letters(), engine=Engine())
 prompt_ids = list(map(ord, "Who?"))
 player = Player(policy, search, prompt_ids, cfg, "seed", 1.0)
