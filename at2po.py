@@ -691,8 +691,7 @@ def parse_args(argv=None):
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     baselines.check(cfg)
-    if cfg.prompt_form == "tools" and cfg.data == "world":
-        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy knows no calls")
+    tool_search.check(cfg.prompt_form, cfg)
     return flags.check(cfg, cfg.loss, may_be_zero="steps rounds expand max_searches token_budget",
                        above_zero="lr temperature", least={"bad_format_reward": -math.inf})
 

@@ -669,7 +669,7 @@ def pair_to_merge(cfg):
 def find_initial(cfg):
     """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
     scorer. Empty for a served --policy, or a merge of named folders without --model."""
-    if cfg.checkpoint and cfg.stage != "eval":
+    if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
         return tiny_policy(cfg)
@@ -702,8 +702,7 @@ def resolve(cfg):
     if cfg.eval_only or cfg.stage == "eval":
         cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
-    if cfg.prompt_form == "tools" and cfg.data == "world":
-        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy knows no calls")
+    tool_search.check(cfg.prompt_form, cfg)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)
     if cfg.scorer == "lines" and cfg.data != "world":

@@ -869,7 +869,8 @@ def run_stage(run, kind, split, evals):
 def start_weights(cfg, kind):
     """What a stage begins with: stage 3 with stage 2's weights, others with the first given of --checkpoint,
     --model, --policy (an API). Adapters are merged."""
-    if kind == "rl" and not (cfg.checkpoint and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
+    given = cfg.checkpoint and not cfg.warmup_data  # (a warm-up's is no stage 2)
+    if kind == "rl" and not (given and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:

@@ -209,6 +209,9 @@ class Agent:
             return t.info.em
 
         def prompt(tokenizer, row):
+            if getattr(cfg, "prompt_form", "") == "tools":
+                raise data.DataError(f"{cfg.warmup_data}: conversations with searches in tags, which "
+                                     "--prompt-form tools does not write")
             return self.prompt(tokenizer, data.Question("", row["question"], []), cfg)
 
         def reply(tokenizer, turn_ids, observation):

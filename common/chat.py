@@ -170,10 +170,10 @@ def render_chat(tokenizer, messages, tool="", marks=()):
     return encode(tokenizer, *parts, begins=True)[1]
 
 
-def render_reply(tokenizer, turn_ids, *content, role="user"):
+def render_reply(tokenizer, turn_ids, *content, role="user", tool=""):
     """Ids that follow a sampled turn: the end of its message where it was not sampled, the message of `role`
     (parts as `encode` takes them), the next turn's opening."""
-    texts, order = template_parts(tokenizer, ("user", "assistant", role), today)
+    texts, order = template_parts(tokenizer, ("user", "assistant", role), today, tool)
     if order != [0, 1, 2]:
         raise TemplateError("this model's chat template does not print a conversation of user, assistant, "
                             f"{role} in that order: an answer of one turn is all that can be asked of it")

@@ -283,7 +283,10 @@ typed = []  # the flags that this program was started with
 def started_as(script):
     """The file of this program as it was typed, which may be a copy of the script."""
     is_a_file = getattr(sys.modules["__main__"], "__spec__", None) is None
-    return sys.argv[0] if is_a_file and sys.argv[0].endswith(".py") else f"{script}.py"
+    typed_file = Path(sys.argv[0])
+    if is_a_file and typed_file.suffix == ".py" and typed_file.stem != "ipykernel_launcher":
+        return sys.argv[0]
+    return f"{script}.py"
 
 
 def command(script, without=(), **given):

@@ -97,7 +97,7 @@ class RunFolder:
         """Drops the lines of steps after `step`, which a killed run may have written past its last
         checkpoint, from every .jsonl file of the folder."""
         for file in self.path.glob("*.jsonl"):
-            write_jsonl(file, [row for row in read_jsonl(file) if row["step"] <= step])
+            write_jsonl(file, [row for row in read_jsonl(file) if row.get("step", 0) <= step])
 
     def append(self, name, rows):
         """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
@@ -174,6 +174,8 @@ def open_folder(cfg, script, stage="", free=(), saves=True):
         if resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
             raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
         resume = resume and begun(base / name)
+    if getattr(cfg, "warmup_data", ""):
+        free = (*free, "checkpoint")  # the path of a cache
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
         folder.start = checkpoint_of(folder)

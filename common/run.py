@@ -477,9 +477,10 @@ def tell_what_next():
         return
     last = done[-1]
     say(f"Next: python -m webbrowser {shlex.quote(str(last.path))}/trajectories.html")
-    if last.config.get("collect"):
+    if last.config.get("collect") and Path(last.config["collect"]).expanduser().exists():
         learns = {"model": "FOLDER", "warmup_data": last.config["collect"]}
-        say(f"      {flags.command(last.path.parent.name, OF_TRAINING, **learns)}")
+        without = (*OF_TRAINING, "policy_tokenizer", "checkpoint")
+        say(f"      {flags.command(last.path.parent.name, without, **learns)}")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is

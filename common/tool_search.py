@@ -10,7 +10,7 @@ and answers stay in the paper's tags.
 
 import json
 
-from common import chat
+from common import chat, flags
 
 CALL, RESPONSE = ((f"<{tag}>", f"</{tag}>") for tag in ("tool_call", "tool_response"))
 IN_RESPONSE = f"{RESPONSE[0]}\n", f"\n{RESPONSE[1]}"  # what stands before and after a result
@@ -24,6 +24,13 @@ TOOL = {"type": "function", "function": {
     },
 }}
 MAX_CALL = 4000  # characters
+
+
+def check(form, cfg):
+    """Refuses what knows no calls."""
+    if form == "tools" and (cfg.data == "world" or cfg.policy or cfg.collect):
+        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy and served ones are not "
+                     "told of the tool")
 
 
 def prompt(tokenizer, instructions, question):
@@ -46,7 +53,9 @@ def query_of(text):
         if isinstance(given, str):  # OpenAI's are JSON in a text
             given = json.loads(given, strict=False)
         query = given["query"]
-        return query.strip() if call["name"] == "search" and isinstance(query, str) else ""
+        if call["name"] != "search" or not isinstance(query, str):
+            return ""
+        return query.strip().encode("utf-8", "replace").decode()  # (JSON may hold half a character)
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
@@ -60,4 +69,5 @@ def written(query):
 def result(tokenizer, text):
     """(text, ids) of a search result, up to where the assistant goes on."""
     shown = f"{IN_RESPONSE[0]}{chat.harmless(tokenizer, text)}{IN_RESPONSE[1]}"
-    return shown, chat.render_reply(tokenizer, [], chat.Foreign(text), role="tool")
+    return shown, chat.render_reply(
+        tokenizer, [], chat.Foreign(text), role="tool", tool=json.dumps(TOOL))

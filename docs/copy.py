@@ -47,7 +47,7 @@ PIECES = {
         "import asyncio\nimport datetime\nimport functools\nimport hashlib\nimport json\nimport random\n"
         f"import re\n{DATACLASS}",
         {"common/files.py": "UserError", "common/chat.py": CHAT,
-         "common/tool_search.py": "CALL RESPONSE IN_RESPONSE MAX_CALL query_of result",
+         "common/tool_search.py": "CALL RESPONSE IN_RESPONSE TOOL MAX_CALL query_of result",
          "common/rollout.py": "Turn context_ids sampled_text stable_seed", "common/agent.py": "Player",
          "at2po.py": TREE}),
     "logprobs": Piece(

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 import at2po
 import bi_rar
-from common import data, retriever, rollout, tool_search
+from common import chat, data, retriever, rollout, tool_search
 from common.warmup.demonstrations import Demonstration, Hop
 from tests.conftest import Scripted, sample
 
@@ -108,6 +108,19 @@ def test_a_template_without_calls_and_the_tiny_policy_are_refused(tokenizer):
     for script in (at2po, bi_rar):
         with pytest.raises(SystemExit, match="--prompt-form tools: is for --model"):
             script.parse_args(["--prompt-form", "tools"])
+
+
+def test_half_a_character_in_a_query_is_replaced():
+    assert tool_search.query_of('{"name": "search", "arguments": {"query": "a \\ud83d"}}') == "a ?"
+
+
+def test_a_template_of_several_keeps_to_the_one_for_tools(tokenizer):
+    own = tokenizer.chat_template
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    ids = tool_search.result(tokenizer, "x")[1]
+    tokenizer.chat_template = {"default": plain, "tool_use": own}
+    chat.template_parts.cache_clear()
+    assert tool_search.result(tokenizer, "x")[1] == ids
 
 
 def test_bi_rar_calls_too(tokenizer):

@@ -5,7 +5,7 @@ import re
 import torch
 
 from common import model as models
-from common import rollout, training
+from common import rollout, tool_search, training
 from common.guards import POLICY, Metric
 from common.page import record
 
@@ -128,6 +128,7 @@ def why(trajectory, question):
 def label(turn):
     """What a turn did: its query or its answer."""
     queries = re.findall("<search>(.*?)</search>", turn.text, re.DOTALL)
+    queries += map(tool_search.query_of, re.findall("<tool_call>(.*?)</tool_call>", turn.text, re.DOTALL))
     if queries:
         return "search: " + queries[-1].strip()
     return "answer" if "<answer>" in turn.text else turn.stop_reason

@@ -104,10 +104,12 @@ function groupOf(row, i) {
     const text = [step.reasoning_content, textOf(step.message), ...calls].filter(Boolean).join("\n");
     const seen = (step.observation?.results || []).map(result => textOf(result.content)).join("\n");
     if (["assistant", "agent"].includes(step.source)) {
-      nodes.push({ id: nodes.length, parents: [nodes.length - 1], text, observation: seen, ...step.extra });
+      const own = { id: nodes.length, parents: [nodes.length - 1], text, observation: seen, how: undefined };
+      nodes.push({ ...step.extra, ...own });
     } else if (nodes.length > 1) last(nodes).observation += text;
     else if (step.source === "user") question += text;
   }
+  for (const key of ["gold", "evidence"]) if (!Array.isArray(about[key])) about[key] = [about[key] ?? []].flat();
   const { reward, answer, problem, correct } = about, path = nodes.map(node => node.id);
   return { ...about, question_id: about.id ?? about.trajectory_id ?? about.session_id ?? `${i + 1}`, question,
     nodes, trajectories: [{ path, reward, answer, problem, correct }] };

@@ -53,7 +53,7 @@ def compare(folders, out="comparison.png", page="", each_run=False):
     if methods:
         along = {"EM along the run": ("along", "", ".3f")}
         method_table(None, "over seeds", methods, next(iter(methods)), columns=along, means=False)
-    if all_have_seeds and not page and not each_run:
+    if all_have_seeds and all(sets_of.values()) and not page and not each_run:
         return
     each = {name: [folder] for name, folder in runs.items()}
     counts = Counter(one for sets in sets_of.values() for one in sets)

@@ -9,7 +9,7 @@ one, observations in the other. The page opens both (`add a file`), whoever wrot
 
 from pathlib import Path
 
-from common.files import read_jsonl, say, write_jsonl
+from common.files import RunError, read_jsonl, say, write_jsonl
 from common.report import config_of, evaluations
 
 VERSION = "ATIF-v1.7"
@@ -20,6 +20,8 @@ def export(folder, form):
     """Writes <folder>/trajectories.<form>.jsonl; returns its path."""
     folder = Path(folder)
     config = config_of(folder) or {}
+    named = (config.get(key) for key in ("checkpoint", "model", "policy_model"))
+    model = next(filter(None, named), "tiny policy")
     rows = []
     for where, group in groups_of(folder):
         nodes = {node["id"]: node for node in group["nodes"]}
@@ -35,7 +37,9 @@ def export(folder, form):
             if form == "openai":
                 rows.append(facts | {"messages": messages_of(group["question"], turns)})
             else:
-                rows.append(atif_of(facts, turns, folder.parent.name, config.get("model") or "tiny policy"))
+                rows.append(atif_of(facts, turns, folder.parent.name, model))
+    if not rows:
+        raise RunError(f"{folder} keeps no trajectories (of committed runs there are scores alone)")
     out = folder / f"trajectories.{form}.jsonl"
     write_jsonl(out, rows)
     say(f"{out}: {len(rows)} trajectories")
@@ -48,7 +52,7 @@ def groups_of(folder):
         yield f"step{group['step']}", group
     for when in ("before", ""):
         for name, result in evaluations(folder, when).items():
-            for row in result["predictions"]:
+            for row in (row for row in result["predictions"] if row.get("nodes")):
                 yield f"{name}-{when or 'after'}", row
 
 

@@ -262,7 +262,8 @@ def serve(command):
     config = uvicorn.Config(None, command.host, command.port, log_level="warning")
     family = socket.AF_INET6 if ":" in command.host else socket.AF_INET
     try:
-        listener = socket.create_server((command.host, command.port), family=family)
+        both = command.host == "::" and socket.has_dualstack_ipv6()
+        listener = socket.create_server((command.host, command.port), family=family, dualstack_ipv6=both)
     except OSError as error:
         sys.exit(f"error: --host {command.host} --port {command.port}: {error.strerror}; choose another "
                  "port, or 0 for any that is free")
@@ -270,8 +271,8 @@ def serve(command):
     config.app, what = command.app()
     path = "/retrieve" if isinstance(command, Search) else ""
     port = listener.getsockname()[1]
+    print(f"serving {what} at http://{command.host}:{port}{path}", flush=True)
     if path:
         asked = """-H 'content-type: application/json' -d '{"queries": ["…"], "topk": 3}'"""
-        say(f"Ask it: curl -s http://{command.host}:{port}{path} {asked}")
-    print(f"serving {what} at http://{command.host}:{port}{path}", flush=True)
+        print(f"ask it: curl -s http://{command.host}:{port}{path} {asked}", flush=True)
     uvicorn.Server(config).run([listener])
