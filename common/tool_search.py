@@ -29,8 +29,8 @@ MAX_CALL = 4000  # characters
 def check(form, cfg):
     """Refuses what knows no calls."""
     if form == "tools" and (cfg.data == "world" or cfg.policy or cfg.collect):
-        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy and served ones are not "
-                     "told of the tool")
+        flags.refuse("prompt_form", "tools", "is for --model: the world's tiny policy and served ones are "
+                     "not told of the tool")
 
 
 def prompt(tokenizer, instructions, question):
