@@ -69,6 +69,7 @@ class Config(flags.PassageFlags):
     lambdas: str = ".25,.5,.75"     # shares of the backward policy in merges (.25 was chosen) | sec. 4
 
     # ---- rollout
+
     # Search-R1's tags in a user message, or calls of the model's own chat template (common/tool_search.py)
     prompt_form: Literal["user", "tools"] = "user"
     group_size: int = 5             # trajectories per question | sec. 4
