@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
 
 import at2po
 from common import data, engine, splits, training
@@ -68,6 +70,7 @@ def of_generate(folder, waves):
 def of_vllm(folder, waves):
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2",
                    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING"}
+    sys.modules.pop("llvmlite.binding.ffi", None)  # vLLM looks into every module, and fails at this one
     from vllm import LLM, SamplingParams
     longest = max(len(ids) + n for rows in waves for ids, n in rows)
     llm = LLM(folder, enforce_eager=True, max_num_seqs=64, enable_prefix_caching=True,
@@ -102,6 +105,18 @@ def all_at_once(shares, uniforms):
     return token.clamp(max=shares.shape[1] - 1), cumulative[:, -1]
 
 
+def under_a_dense_mask(module, query, key, value, end, scaling=None, **kwargs):
+    """tree_blocks.block_attention as it was: every query reads every key of its pack, and a mask says which
+    count. end: (P, 1, 1, N)."""
+    at = torch.arange(end.shape[-1])
+    seen = (at <= at[:, None]) & (at[:, None] < end)                          # (P, 1, N, N)
+    out = F.scaled_dot_product_attention(query, key, value, seen, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("dense", under_a_dense_mask)
+
+
 @contextmanager
 def instead(module, name, value):
     before = getattr(module, name)
@@ -131,7 +146,7 @@ def each_left_out(policy, split, questions, cfg, batches, tokens, ours):
         return models.token_logprobs(model, b, temperature)
 
     reference = partial(models.turn_logprob, backend="reference")
-    for name, context in (("attention by blocks", models.attending(model, "sdpa")),
+    for name, context in (("attention by blocks", models.attending(model, "dense")),
                           ("the frozen head's own form", instead(models, "turn_logprob", reference))):
         model.train()
         with context:
