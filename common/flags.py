@@ -146,6 +146,8 @@ def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=Non
         wants_vllm = torch.cuda.is_available() and has_vllm() and cfg.data != "world"
         cfg = replace(cfg, engine="vllm" if wants_vllm else "transformers")
     check_numbers(cfg, (*MAY_BE_ZERO, *may_be_zero.split()), (*ABOVE_ZERO, *above_zero.split()), least or {})
+    if cfg.name != Path(cfg.name).name or cfg.name.startswith(".") or not cfg.name.isprintable():
+        refuse("name", repr(cfg.name), "the name of a folder")
     if cfg.log and not importlib.util.find_spec(cfg.log):
         refuse("log", cfg.log, f"not installed here; pip install {cfg.log}")
     if isinstance(cfg, PolicyFlags):

@@ -43,8 +43,6 @@ class RunFolder:
     from."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
-        if name != Path(name).name or name.startswith(".") or not name.isprintable():
-            raise RunError(f"--name {name!r}: the name of a folder in {root}/{script}")
         self.path = Path(root) / script / name
         self.config = config
         self.resume = resume
