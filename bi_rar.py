@@ -482,8 +482,10 @@ def train(run, policy, initial, scorer, split):
                 with_spread = [group for group in part if training.has_spread([t.reward for t in group])]
                 trajectories = [t for group in with_spread for t in group]
                 if trajectories:  # else this mini-batch makes no update
+                    # old log-probs of the first: by its update's own pass (below)
                     batches = training.prepare(
-                        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature)
+                        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes,
+                        cfg.temperature, old=bool(mini_batches))
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. per mini-batch (in a step's first one rho is 1 and the clip does nothing)
@@ -497,13 +499,14 @@ def train(run, policy, initial, scorer, split):
         for batches, num_sequences in mini_batches:
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
+                b.remember_old(logprobs)  # unless it has them: the step's first update
                 # b.advantages, unless there is --sampler-correction
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
                 # 1 / (N |o|), (B, 1); grpo_loss applies the mask
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)
                 loss, stats = training.grpo_loss(
                     logprobs, b.old_logprobs, advantages, b.response_mask, token_weights,
-                    cfg.clip, cfg.clip, cfg.kl_coef, b.ref_logprobs)
+                    clip_low=cfg.clip, clip_high=cfg.clip, kl_coef=cfg.kl_coef, ref_logprobs=b.ref_logprobs)
                 (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)

@@ -869,16 +869,19 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
     """One epoch over groups of attempts that have their advantages. Returns the means for the step's row."""
     batches, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
     with timed(row, "time/old_logprobs"):
-        for batch in batches:  # all old log-probs before the first update, by the trainer, not the engine
+        # old log-probs by the trainer, not the engine, before the first update, whose own pass gives its own
+        for batch in batches:
             learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
-                model, reference, learned, cfg.micro_tokens, cfg.share_prefixes, cfg.temperature))
+                model, reference, learned, cfg.micro_tokens, cfg.share_prefixes,
+                cfg.temperature, old=bool(prepared)))
     every_micro = [micro for parts in prepared for micro in parts]
     meter = training.Meter(every_micro, cfg.sampler_correction)  # logs the engine's log-probs against these
     for batch, parts in zip(batches, prepared, strict=True):
         training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
         for micro in parts:
             logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T)
+            micro.remember_old(logprobs)
             loss, stats = agent_grpo_loss(logprobs, micro, cfg, len(batch))
             (loss * micro.weight).backward()
             meter.add(loss, stats, micro.weight)

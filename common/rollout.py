@@ -303,11 +303,11 @@ class Batch:
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
-    def remember_old(self, logprobs, turn_logprobs):
+    def remember_old(self, logprobs, turn_logprobs=None):
         """Sets what old_logprobs and old_turn_logprobs are, unless they are known."""
         if self.old_logprobs is None:
             self.old_logprobs = logprobs.detach()
-            self.old_turn_logprobs = turn_logprobs.detach()
+            self.old_turn_logprobs = None if turn_logprobs is None else turn_logprobs.detach()
 
 
 def _path(trajectory, prompts):
