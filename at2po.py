@@ -633,6 +633,11 @@ def train(run, policy, reference, split):
                 optimizer.step()
             optimizer.zero_grad()
 
+        # how far it moved what was right (ours): all other numbers are of the weights before the last update
+        learned = [batches for batches, _, _ in minibatches if batches]
+        if learned:
+            row |= training.moved(model, learned[-1], cfg.temperature)
+
         row |= trees.step_metrics(roots, meter, split.retriever)
         budget.add(row)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg)

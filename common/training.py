@@ -324,6 +324,25 @@ def differences(batches, correction):
     return row
 
 
+@torch.no_grad()
+def moved(model, batches, temperature=1.0):
+    """{"train/right_moved", "train/wrong_moved"}: by how much a step's updates changed the log-probs of the
+    sampled tokens of its last mini-batch, mean nats per token with an advantage above 0 and below 0; a key is
+    left out where there is no such token. All other numbers of a step are of the weights before its last
+    update. Right ones that fall are likelihood displacement (Deng et al. 2025, arXiv 2505.18830)."""
+    sums = dict.fromkeys(("right", "right_tokens", "wrong", "wrong_tokens"), 0.0)
+    for batch in batches:
+        change = token_logprobs(model, batch, temperature) - batch.old_logprobs     # (B, T)
+        for name, sign in (("right", 1), ("wrong", -1)):
+            chosen = change[batch.response_mask & (sign * batch.advantages > 0)]
+            if batch.weight:  # 0 = another rank adds it
+                sums[name] += float(chosen.sum())
+                sums[f"{name}_tokens"] += len(chosen)
+    sums = functools.reduce(_merged, distributed.gather([sums]))
+    return {f"train/{name}_moved": sums[name] / sums[f"{name}_tokens"]
+            for name in ("right", "wrong") if sums[f"{name}_tokens"]}
+
+
 def _sampled(batches, of_batch):
     """One vector of what of_batch(batch), (B, T), says of the sampled tokens that all ranks learn from;
     None where there are none."""

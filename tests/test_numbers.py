@@ -56,6 +56,23 @@ def test_a_step_s_line_by_hand():
     assert means["train/ratio"] == pytest.approx(.9) and means["train/ratio_max"] == pytest.approx(1.1)
 
 
+def test_how_far_right_and_wrong_tokens_moved_by_hand(monkeypatch):
+    """Two tokens with a positive advantage, one with a negative one, one with none, one that was not sampled;
+    a filler of another rank counts nothing."""
+    batch = SimpleNamespace(
+        old_logprobs=torch.tensor([[-1.0, -2.0, -1.0, -1.0, 0.0]]),
+        advantages=torch.tensor([[.5, .5, -2.0, 0.0, .5]]),
+        response_mask=torch.tensor([[True, True, True, True, False]]),
+        weight=1.0)
+    new = torch.tensor([[-1.2, -2.4, -1.5, -7.0, -9.0]])
+    monkeypatch.setattr(training, "token_logprobs", lambda model, b, temperature: new)
+    filler = SimpleNamespace(**vars(batch) | {"weight": 0.0})
+    row = training.moved(None, [batch, filler])
+    assert row == pytest.approx({"train/right_moved": -.3, "train/wrong_moved": -.5})
+    batch.advantages = -batch.advantages.abs()
+    assert list(training.moved(None, [batch])) == ["train/wrong_moved"]
+
+
 def test_an_update_that_is_skipped_counts_in_no_mean():
     meter = training.Meter()
     for loss, norm in ((1.0, 2.0), (math.nan, 3.0), (3.0, 4.0)):

@@ -803,7 +803,8 @@ def test_tables_fit_a_hundred_columns_and_end_in_a_verdict(tmp_path, capsys):
 HEALTHY = {
     "train/not_finite": 0, "rollout/logprob_drift_mean": 1e-6, "train/first_ratio": 1.0,
     "rollout/flat_groups": 0.3, "reward/mean": 0.5, "reward/format": 0.9, "rollout/response_tokens": 100.0,
-    "rollout/entropy": 0.5, "train/kl": 0.002, "rollout/searches": 2.0}
+    "rollout/entropy": 0.5, "train/kl": 0.002, "rollout/searches": 2.0,
+    "train/right_moved": 0.01}
 
 
 @pytest.mark.parametrize("name, fault, flag", [
@@ -814,12 +815,13 @@ HEALTHY = {
     ("format", {"reward/format": 0.5}, "--lr"),
     ("calls", {"rollout/searches": 0.1}, "--warmup-data"),
     ("kl", {"train/kl": 0.5}, "--mini-batch"),
+    ("right_moved", {"train/right_moved": -0.31}, "--kl-coef"),
     ("selection", {"select/accepted": 0.01}, "--max-attempts"),
     ("selection", {"select/accepted": 0.0}, "--threshold")])
 def test_each_guard_fires_on_its_fault_alone_and_names_the_flag(name, fault, flag):
     healthy, own, said = [dict(HEALTHY) for _ in range(10)], records.GUARD, []
     counts = guards.watch(healthy[-1], healthy[:-1], said.append, HEALTHY, own)
-    assert len(counts) == 8 and not any(counts.values()) and said == []
+    assert len(counts) == 9 and not any(counts.values()) and said == []
     ill = [HEALTHY | fault for _ in range(3)]
     counts = guards.watch(ill[-1], healthy + ill[:-1], said.append, HEALTHY, own)
     assert [n for n, fired in counts.items() if fired] == [f"guard/{name}"]
