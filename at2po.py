@@ -79,14 +79,14 @@ class Config(flags.PassageFlags):
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit, loss
-    bad_format_reward: float = -1.0  # reward of a bad format; 0 in the sentence before it | Eq 16
+    bad_format_reward: float = -1.0  # reward of a bad format; 0 in the text above Eq 16 | Eq 16
     # V(n): children's mean, by H, its softmax or none | Eq 3, Table 2
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
     # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's reward, standardised over the tree, plus standardised over the leaves below the
-    # same first turn | Eq 3, Table 1
+    # tree-grpo = the leaf's reward standardised in its tree, plus standardised in its first turn's subtree
+    # | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), sequence (gspo) or token; baselines have own defaults | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -201,7 +201,9 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    name: str = ""                          # in the seed; chain3.0-2: sibling in chain3, round 0, choice 2
+    # of the path that one call of play_from adds, in the seed of its turns; "chain3.0-2" is choice 2 of round
+    # 0, at a turn of chain3; ".0-2" is one at the root
+    name: str = ""
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
     value: float = 0.0                      # V(n)
@@ -253,7 +255,7 @@ async def play_turn(player, node, name):
         temperature=player.temperature,
         seed=stable_seed(player.seed, name, len(turns)),  # the name tells siblings apart, the depth turns
     )
-    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # with the stop string's last token
+    text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # may go on past the stop string
     # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
     # common/rollout.py)
     turn = new.turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -262,15 +264,18 @@ async def play_turn(player, node, name):
     if g.stop_reason == call[1] and queries:
         query = tool_search.query_of(queries[-1]) if cfg.prompt_form == "tools" else queries[-1]
         query = query.replace('"', "").strip()
+    # text for the page, ids for the policy: in the form of tools, as the model's template writes a reply
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
         result = render_passages(passages, cfg.max_passage)
         turn.observation, turn.observation_ids = render_result(tokenizer, result, cfg.prompt_form)
     elif query and len(turns) == cfg.max_searches:
         # one search too many: the policy is told once, and the format counts as invalid (Eq 15)
-        turn.observation, turn.observation_ids = chat.encode(tokenizer, f"\n{LIMIT_MESSAGE}\n")
+        turn.observation = f"\n{LIMIT_MESSAGE}\n"
         if cfg.prompt_form == "tools":
             turn.observation_ids = chat.render_reply(tokenizer, turn.ids, LIMIT_MESSAGE)
+        else:
+            turn.observation, turn.observation_ids = chat.encode(tokenizer, turn.observation)
     if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:  # no room for a next token
         turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
     new.done = not turn.observation_ids  # nothing was read, so nothing follows
@@ -299,8 +304,8 @@ def choose_nodes(root, cfg, rng):
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
-        # Line 11 counts the turn among its siblings: the same order, but for the root, of which only the code
-        # speaks: entropy 0, and a penalty for each chain but the first. It is seldom chosen
+        # Line 11 counts the turn itself among its siblings, here it is left out: a constant, so the order is
+        # the same. The root is in the authors' code alone: entropy 0, so it is seldom chosen
         if node is root:
             return -SIBLING_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
@@ -346,7 +351,7 @@ def rollout_trees(policy, retriever, questions, cfg, step):
             leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
         return root
 
-    seeds = rollout.tree_seeds(questions, cfg.seed, step)
+    seeds = rollout.tree_seeds(questions, cfg.seed, step)  # of AT2PO's committed runs: not question_seeds
     agents = [grow(q, seed) for q, seed in zip(questions, seeds, strict=True)]
     return rollout.run_agents(agents, policy.engine, search)
 
@@ -508,7 +513,7 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
     over its tokens. advantages: A of the turn. tokens: how many it has; 0 = there is no such turn.
     num_sequences: the denominator, where the rows are a micro-batch: sequences of the whole mini-batch."""
     # Eq 11: s_k = (pi(turn k) / pi_old(turn k))^(1 / |turn k|). Its gradient is Eq 12's, s_k times the mean
-    # over the turn of grad log p_t. A mean log-ratio above 10 has none: s stays finite
+    # over the turn of grad log p_t. A mean log-ratio above 10 counts as 10: s stays finite, without gradient
     s = (log_ratio / tokens.clamp(min=1)).clamp(max=10).exp()
     objective = torch.minimum(s * advantages, s.clamp(1 - clip_low, 1 + clip_high) * advantages)
     # Eq 10: the mean over a sequence's tokens, in which a turn counts |turn k| / |sequence|, then over all
@@ -544,6 +549,7 @@ def update_spread(log_ratio, response_mask, turn_ids):
     sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
     total = sums.sum(1, keepdim=True)                                              # (B, 1)
+    # terms of both signs may nearly cancel: shares are then large, as Eq 13 has it
     share = sums / torch.where(total.abs() > 1e-12, total, 1.0)
     p = share.masked_fill(~real, -torch.inf).softmax(1)
     entropy = -(p * p.clamp(min=1e-12).log()).sum(1) / real.sum(1).clamp(min=2).log()  # (B,)
@@ -553,8 +559,8 @@ def update_spread(log_ratio, response_mask, turn_ids):
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
     """(loss, stats) of a micro-batch, from log-probs of tokens (B, T) and of turns (B, K). The denominator is
     num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
-    batch.remember_old(logprobs, turn_logprobs)  # unless it has them: the step's first update
-    # times the trainer's probability over the engine's; a turn gets the mean over its tokens
+    # as they are, but with --sampler-correction token: times min(p_trainer / p_engine, 2) of each token, of
+    # which a turn gets the mean
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
@@ -594,24 +600,28 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        learned_roots = baselines.learned_from(roots, cfg)  # all; DAPO fines long answers, drops flat groups
+        learned_roots = baselines.learned_from(roots, cfg)  # all
+        # (DAPO: lowers the rewards of long answers, in place, then drops flat groups)
         for root in learned_roots:
             assign_advantages(root, cfg)
 
-        # 4. old log-probs: the trained model's before the first update, not the engine's
+        # 4. old log-probs: the trained model's before the first update, not the engine's. The first update
+        # takes its own from its forward pass, in part 5: nothing was updated before it
         minibatches = []
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(learned_roots), cfg.mini_batch):
                 trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
                 # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
                 with_advantages = [t for t in trajectories if t.advantages]
-                # this rank's micro-batches, common turns once. The first update's own pass gives its old ones
+                first = not any(batches for batches, _, _ in minibatches)
+                # this rank's micro-batches, common turns once
                 batches = training.prepare(
                     model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-                    cfg.temperature, entropies=cfg.loss == "aepo", old=bool(minibatches))
+                    cfg.temperature, entropies=cfg.loss == "aepo", old=not first)
                 baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
                 num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                minibatches.append((batches, len(trajectories), num_tokens))  # counts of all ranks
+                # this rank's batches; both counts are of all ranks
+                minibatches.append((batches, len(trajectories), num_tokens))
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -622,6 +632,7 @@ def train(run, policy, reference, split):
                 continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
+                b.remember_old(logprobs, turn_logprobs)  # the first update; later ones have theirs
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0

@@ -9,7 +9,8 @@ GRPO, except: a right trajectory earns 1 - prod_i (1 - r_i) over its reasoning s
 not 1, so a group whose trajectories are all right can still teach; and the result is the average of two
 policies. (Ours: a group of equal rewards makes no loss, not even its KL term.)
 A *step* is a training step. The paper's step T_i is a *reasoning step*: the thought of a turn (in the
-embedded world, the toy data set that comes with the code, the whole turn).
+embedded world, the toy data set that comes with the code, the whole turn). Names of rewards and distances
+mean reasoning steps.
 
     Eq 2     conditional information distance      information_distance
     Eq 3     complexity as -log2 likelihood        complexity
@@ -157,9 +158,10 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="u
 
 
 def render_result(tokenizer, shown, limit, form="user"):
-    """(text, ids) of a search result that shows this text, cut into tokens as where a turn's "<" follows
+    """(text, ids) of a search result that shows this text, in the tokens that it has before a turn's "<"
     (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
-    `limit` tokens loses its end, but not the closing tag."""
+    `limit` tokens loses its end, but not the closing tag; in the form of tools the limit does not count the
+    template's own words."""
     if form == "tools":
         ids = chat.encode(tokenizer, chat.Foreign(shown))[1]
         return tool_search.result(tokenizer, tokenizer.decode(ids[:limit]))
@@ -189,7 +191,8 @@ def render_information(passages, quote='"', max_passage=4000):
 
 async def play(player, question, name):
     """One trajectory: think, then search or answer. INVALID answers a turn without a valid action. After
-    max_searches actions there is one last turn; a search in it is not executed. name is part of its seeds."""
+    max_searches turns, invalid ones included, there is a last one; a search in it is not executed. name is
+    part of its seeds."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
     in_calls = cfg.prompt_form == "tools"
     stop = (tool_search.CALL[1] if in_calls else "</search>", "</answer>")
@@ -203,7 +206,7 @@ async def play(player, question, name):
             temperature=player.temperature,
             seed=stable_seed(player.seed, name, len(turns)),
         )
-        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # up to and with the stop string
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # may go on past the stop string
         # the loss covers the sampled ids, stop string included; the observation's ids have mask 0
         # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -249,6 +252,7 @@ def check_answer(trajectory, question, form="user"):
     kind, said = action_of(trajectory.turns[-1].text, form)
     answer = said if kind == "answer" else None
     observed = [t.observation for t in trajectory.turns if t.observation]
+    # play writes exactly these; every other observation is a search result
     invalid = sum(text in (INVALID, INVALID_CALL) for text in observed)
     info = Checked(answer, invalid=invalid, searches=len(observed) - invalid)
     if answer:
@@ -322,8 +326,8 @@ def terms_of(reasoning_step, line_break):
 
 @torch.no_grad()
 def complexity(scorer, v, u):
-    """Eq 3: K(u | v) = -log2 P(u | v), in bits. `scorer` is any causal model of transformers. This is the
-    formula to read; a run calls scoring.packed_bits, which a test compares with it: many terms per pass."""
+    """Eq 3: K(u | v) = -log2 P(u | v), in bits; v stands first. `scorer` is any causal model of transformers.
+    For readers and tests: a run calls scoring.packed_bits, which has many terms per pass."""
     ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
     logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)              # (N, V)
     of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
@@ -337,10 +341,10 @@ def distances(K):
     return to_answer, to_question
 
 
-def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
+def reasoning_steps_of(trajectory, question, tokenizer, cfg, same_vocabulary=True):
     """The trajectory's turns as [ReasoningStep], invalid ones too, without the retrieved text. A thought is
     encoded anew. A whole turn keeps its sampled ids if the scorer has the policy's vocabulary
-    (sampled_ids)."""
+    (same_vocabulary)."""
     turns = trajectory.turns
     if cfg.answer_step == "off" and trajectory.info.answer:
         turns = turns[:-1]
@@ -354,7 +358,7 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, sampled_ids=True):
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
             T = ids_of(thought[1].strip())
-        elif sampled_ids:  # the whole turn: asked for, or it has no <think> tags
+        elif same_vocabulary:  # the whole turn: asked for, or it has no <think> tags
             T = tuple(turn.ids)
         else:
             T = ids_of(turn.text)
@@ -374,9 +378,9 @@ def measure_distances(policy, scorer, pairs, cfg):
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
-    own_ids = scorer.tokenizer is None
+    same = scorer.tokenizer is None
     # by identity, as trajectories are compared
-    steps_of = {id(t): reasoning_steps_of(t, q, tokenizer, cfg, sampled_ids=own_ids) for t, q in pairs}
+    steps_of = {id(t): reasoning_steps_of(t, q, tokenizer, cfg, same_vocabulary=same) for t, q in pairs}
     distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
     terms = {r: terms_of(r, line_break) for r in distinct if r.T}
@@ -428,12 +432,13 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
-    per_trajectory = [t.info.d_TA for t, _ in right]
     if stage == "backward":
-        per_trajectory = [t.info.d_TQ for t, _ in right]
+        step_distances = [t.info.d_TQ for t, _ in right]
+    else:
+        step_distances = [t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
-        per_trajectory = controls.permuted(per_trajectory, stable_seed(cfg.seed, "shuffled", step))
-    for (t, _), ds in zip(right, per_trajectory, strict=True):
+        step_distances = controls.permuted(step_distances, stable_seed(cfg.seed, "shuffled", step))
+    for (t, _), ds in zip(right, step_distances, strict=True):
         t.reward = cascade([step_reward(d) for d in ds])
     return measured
 
@@ -474,7 +479,8 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. this rank's micro-batches (B, T), with log-probs of the trained model before any update (not the
-        # engine's) and of the initial policy. Groups of equal rewards make no loss, but they count in N below
+        # engine's) and of the initial policy. The first update takes its old log-probs from its forward pass,
+        # in part 5. Groups of equal rewards make no loss, but they count in N below
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -482,7 +488,6 @@ def train(run, policy, initial, scorer, split):
                 with_spread = [group for group in part if training.has_spread([t.reward for t in group])]
                 trajectories = [t for group in with_spread for t in group]
                 if trajectories:  # else this mini-batch makes no update
-                    # old log-probs of the first: by its update's own pass (below)
                     batches = training.prepare(
                         model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes,
                         cfg.temperature, old=bool(mini_batches))
@@ -499,7 +504,7 @@ def train(run, policy, initial, scorer, split):
         for batches, num_sequences in mini_batches:
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
-                b.remember_old(logprobs)  # unless it has them: the step's first update
+                b.remember_old(logprobs)  # the first update; later ones have theirs
                 # b.advantages, unless there is --sampler-correction
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
                 # 1 / (N |o|), (B, 1); grpo_loss applies the mask
@@ -548,7 +553,7 @@ def merge(forward, backward, lam, out):
     for name, theta in merged.named_parameters():  # in place: it was the forward policy
         theta.copy_((1 - lam) * theta + lam * theta_backward[name])
     stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
-    shutil.rmtree(out, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)  # an earlier merge: main passes NAME-weights-LAM
     merged.to(stored).save_pretrained(out)
     models.load_tokenizer(forward).save_pretrained(out)
 
@@ -606,14 +611,15 @@ def main(argv=None):
     runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
-    start = cfg.checkpoint or cfg.policy or initial_source  # --stage eval: not what it measures with
+    # --stage eval evaluates a --checkpoint, but measures distances with initial_source
+    start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    for run in runs:
-        source, since = start, 0
+    for run in runs:  # run.name: the stage
+        source, newer_than = start, 0
         if run.name.startswith("merged-"):
-            source, since = merged_weights(cfg, run.name)
-        run_stage(run, source, since, initial_source, split, evals)
+            source, newer_than = merged_weights(cfg, run.name)
+        run_stage(run, source, newer_than, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED))
 
@@ -629,20 +635,20 @@ def merged_weights(cfg, stage):
     return merged, max((file.stat().st_mtime for file in files), default=0)
 
 
-def run_stage(run, source, since, initial_source, split, evals):
+def run_stage(run, source, newer_than, initial_source, split, evals):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
-    a stage that was done after the time `since`."""
+    a stage whose evaluations are newer than a time."""
     cfg = run.cfg
     trains = run.name in TRAINED
     steps, lora = 0, 0  # weights that are evaluated alone have no adapters to switch off
     if trains:
         steps, lora = cfg.steps, cfg.lora
-    if run.folder.is_done(steps, evals, since):
+    if run.folder.is_done(steps, evals, newer_than):
         return
     as_scorer = not cfg.scorer
     as_reference = trains and cfg.kl_coef > 0
     needs_initial = bool(initial_source) and (as_scorer or as_reference)
-    # models in memory beside the policy: the initial one (with LoRA it is the policy's base), and the scorer
+    # how many models are in memory beside the policy: the initial one, unless it is LoRA's base, and --scorer
     frozen = int(needs_initial and not lora) + bool(cfg.scorer)
     # folder.start: the checkpoint that --resume goes on from
     policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
@@ -673,6 +679,7 @@ def pair_to_merge(cfg):
 def find_initial(cfg):
     """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
     scorer. Empty for a served --policy, or a merge of named folders without --model."""
+    # --stage eval: --checkpoint is what is evaluated, and not what training began with, but for a warm-up's
     if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -703,7 +710,7 @@ def parse_args(argv=None):
 
 def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
-    if cfg.eval_only or cfg.stage == "eval":
+    if cfg.eval_only or cfg.stage == "eval":  # two flags for one thing
         cfg = replace(cfg, stage="eval", eval_only=True)
     least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
     tool_search.check(cfg.prompt_form, cfg)

@@ -124,7 +124,6 @@ def test_a_ratio_that_is_nothing_leaves_no_hole_in_the_gradient():
 def test_the_loss_of_aepo_is_the_soft_one_and_grpo_s_is_not():
     new = torch.tensor([[math.log(1.5)]]).requires_grad_()
     batch = SimpleNamespace(
-        remember_old=lambda *_: None,
         old_logprobs=torch.zeros(1, 1), ref_logprobs=None, advantages=torch.ones(1, 1),
         response_mask=torch.ones(1, 1).bool())
     for loss, gradient in (("aepo", -1.2), ("grpo", 0.0)):

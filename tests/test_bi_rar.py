@@ -204,7 +204,7 @@ def test_what_a_reasoning_step_is(scorer, flags, own, wanted):
     _, tokenizer = scorer
     question = data.Question("q", "w1 w2", ["w3"])
     found = bi_rar.reasoning_steps_of(
-        trajectory(TEXTS), question, tokenizer, bi_rar.parse_args(flags), sampled_ids=own)
+        trajectory(TEXTS), question, tokenizer, bi_rar.parse_args(flags), same_vocabulary=own)
     assert {(step.Q, step.A) for step in found} == {(ids_of(tokenizer, "w1 w2"), ids_of(tokenizer, "w3"))}
     for step, T in zip(found, wanted, strict=True):
         assert step.T == (ids_of(tokenizer, T) if isinstance(T, str) else T)
