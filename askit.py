@@ -85,7 +85,7 @@ class Config(flags.Flags):
     supervised_batch: int = 8       # states per update | authors' code
     supervised_lr: float = 1e-6     # learning rate after warm-up, half a cosine to 0 | authors' code
     supervised_warmup: int = 15000  # updates of linear warm-up | authors' code
-    # wrong sentences offered in a training state: coarse's candidates, or random ones (authors' code)
+    # sentences offered in a training state: coarse's candidates, or random ones (authors' code)
     negatives: Literal["coarse", "random"] = "coarse"
 
     # ---- PPO
@@ -154,11 +154,11 @@ def state_ids(pair_tokenizer, case, moves):
 NOISE_RATE = 2.0  # of the exponential draw that is rounded to a number of wrong sentences | authors' code
 
 
-def training_state(case, rng, complete):
+def training_state(case, rng, may_complete):
     """The sentences of a made-up state (sec. 3.1.1): some gold in random order, and wrong ones among it.
-    complete: all gold may be there; then the right action is to submit."""
+    may_complete: all gold may be there; then the right action is to submit."""
     gold = sorted(case.gold)
-    most = len(gold) if complete else max(0, len(gold) - 1)
+    most = len(gold) if may_complete else max(0, len(gold) - 1)
     taken = rng.sample(gold, rng.randint(0, most))
     wrong = [i for i in range(len(case.texts)) if i not in case.gold]
     noise = min(round(rng.expovariate(NOISE_RATE)), len(wrong))  # most often none
@@ -182,7 +182,7 @@ def coarse_losses(encoder, cases, cfg, rng):
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, texts = [], []
     for case in batch:
-        taken = training_state(case, rng, complete=False)  # some gold is missing: that is what is learned
+        taken = training_state(case, rng, may_complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
         texts.append(state_ids(encoder.pair_tokenizer, case, taken))
     vectors = encoder.encode(texts)  # (n, H), with gradient; its norm is a temperature that is learned
@@ -296,7 +296,7 @@ def supervised_states(policy, cases, cfg, rng):
     the last candidate."""
     states = []
     for case in cases:
-        taken = training_state(case, rng, complete=True)
+        taken = training_state(case, rng, may_complete=True)
         states.append((case, taken[:cfg.max_evidence - 1]))  # not full: a full one offers nothing
     decisions = []
     for (case, moves), offered in zip(states, offers(policy, states), strict=True):
@@ -450,8 +450,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """R_t = gamma^(T - t) F1 + bonus EM of action t = 0 … T - 1; T = len(moves) + 1. The last action is
-    submitting; it is discounted once."""
+    """The return of action t: R_t = gamma^(T - t) F1 + bonus EM, t = 0 … T - 1; T = len(moves) + 1, since
+    submitting is the last one. Even its F1 has one gamma; the bonus has none."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -482,20 +482,20 @@ def baselines(policy, paths, least, *seed):
     through = {}  # state_key -> [(path, its return from there)]
 
     def note(path):
-        for state, value in zip(path.states(), returns_of(path, policy.cfg), strict=True):
-            through.setdefault(state_key(*state), []).append((path, value))
+        for state, its_return in zip(path.states(), returns_of(path, policy.cfg), strict=True):
+            through.setdefault(state_key(*state), []).append((path, its_return))
 
     for p in paths:
         note(p)
-    # shallow states first: a fresh path is noted for every later state that it passes, so these need fewer
+    # level by level: a fresh path counts for every later state that it passes, so deeper states lack fewer
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # (state_key, k): all paths through a state share its k-th fresh path
+        fresh = {}  # {(state_key, k): the start of its k-th missing path}, one for all paths that pass there
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
                 key = state_key(case, moves)
-                others = len(through[key]) - 1  # b(s) must not depend on the action taken: without p itself
-                for k in range(least - others):  # those that are missing
+                num_others = len(through[key]) - 1  # without p: b(s) must not depend on its action
+                for k in range(least - num_others):
                     fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
         draws = []
         for (_, k), start in fresh.items():
@@ -504,23 +504,23 @@ def baselines(policy, paths, least, *seed):
             draws.append(random.Random(path_seed))
         for p in finish_paths(policy, fresh.values(), draws):
             note(p)
-    values = []
+    found = []
     for p in paths:
         of_states = []
         for state in p.states():
-            others = [value for q, value in through[state_key(*state)] if q is not p]
-            of_states.append(sum(others) / len(others))
-        values.append(of_states)
-    return values
+            other_returns = [r for q, r in through[state_key(*state)] if q is not p]
+            of_states.append(sum(other_returns) / len(other_returns))
+        found.append(of_states)
+    return found
 
 
 def advantages_of(policy, paths, cfg, *seed):
     """A_t = R_t - b(s_t) of every action of every path; not normalised."""
     advantages = []
-    values = baselines(policy, paths, cfg.baseline_rollouts, *seed)
-    for p, of_states in zip(paths, values, strict=True):
+    b = baselines(policy, paths, cfg.baseline_rollouts, *seed)
+    for p, of_states in zip(paths, b, strict=True):
         both = zip(returns_of(p, cfg), of_states, strict=True)
-        advantages.append([value - baseline for value, baseline in both])
+        advantages.append([its_return - baseline for its_return, baseline in both])
     return advantages
 
 
@@ -604,29 +604,29 @@ def train(run, policy, cases):
 
 # ---------------------------------------------------------------- the supervised stages' loop
 
-ASKS = ("qap", "sqg")  # stages that train a T5
-EVERY = 25  # updates per step of the log, and per validation loss
+T5_STAGES = ("qap", "sqg")
+UPDATES_PER_STEP = 25  # updates per step of the log, and per validation loss
 VALIDATED = 4  # batches of a validation loss
 PRETRAIN_METRICS = page.SUPERVISED
 
 
 def supervise(run, learner, losses, rows, held_out):
     """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2). A step of the
-    log has EVERY updates.
+    log has UPDATES_PER_STEP updates.
 
     rows: training cases, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
     batch from them. held_out: others for the validation loss, perhaps none."""
     cfg, stage = run.cfg, run.name
     total = getattr(cfg, f"{stage}_steps")
-    lr = cfg.question_lr if stage in ASKS else getattr(cfg, f"{stage}_lr")
-    warmup = 0 if stage in ASKS else getattr(cfg, f"{stage}_warmup")
+    lr = cfg.question_lr if stage in T5_STAGES else getattr(cfg, f"{stage}_lr")
+    warmup = 0 if stage in T5_STAGES else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: the last step may have fewer than EVERY updates, so its number does not tell
+    # kept in checkpoints: the last step may be short, so that its number would say too many
     counts = {"updates": 0}
-    steps = math.ceil(total / EVERY)
+    steps = math.ceil(total / UPDATES_PER_STEP)
     for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
         meter = training.Meter()
-        while counts["updates"] < min(step * EVERY, total):
+        while counts["updates"] < min(step * UPDATES_PER_STEP, total):
             update = counts["updates"]
             training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
             # the batch depends on the update's number alone: a resumed run goes on as if it never stopped
@@ -758,7 +758,8 @@ def ask_and_search(policy, paths):
 
 
 def asked_case(policy, path):
-    """The case of a search for the path's last sub-question, over the sentences that it has not taken."""
+    """The case of a search for the path's last sub-question, over the sentences that it has not taken. Only
+    the question's ids change: .question and the gold stay the main question's."""
     case, question = path.case, path.asked[-1]
     tokens = dict(case.tokens)
     for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
@@ -875,7 +876,7 @@ STAGES = {
     "sqg": Stage(("coarse", "qap", "ppo"), "", question_losses, evaluate, ("replace",)),
     "eval": Stage(("coarse",), "ppo", None, evaluate, ("greedy", "beam")),
 }
-IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": ASKS}
+IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": T5_STAGES}
 
 
 def question_rows(cfg, stage, writer, policy, cases, required):
@@ -903,7 +904,7 @@ def run_stage(run, cases, evals):
     cfg, stage, folder = run.cfg, run.name, run.folder
     settings = STAGES[stage]
     updates = getattr(cfg, f"{stage}_steps", 0)  # ppo, eval: 0
-    steps = cfg.steps if stage == "ppo" else math.ceil(updates / EVERY)
+    steps = cfg.steps if stage == "ppo" else math.ceil(updates / UPDATES_PER_STEP)
     sets = evidence.searched(evals, settings.searches, cfg.beam)  # a set for each search
     if folder.is_done(steps, sets):
         return
@@ -917,7 +918,7 @@ def run_stage(run, cases, evals):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
         rows, held_out_rows = train_cases, held_out
-        if stage in ASKS:  # kept in files: a resumed run does not make them again
+        if stage in T5_STAGES:  # kept in files: a resumed run does not make them again
             rows_of = partial(question_rows, cfg, stage, learner, evaluated)
             rows = folder.kept("rows.json", lambda: rows_of(train_cases, required=True))
             held_out_rows = folder.kept("validation_rows.json", lambda: rows_of(held_out, required=False))

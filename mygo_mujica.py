@@ -534,7 +534,8 @@ def sample(team, questions, step, K, raise_K=True):
 #                                                                                  group advantages
 BASELINES = ("grpo", "star", "raft", "raft++")
 WITH_RATIO = ("grpo", "raft++")  # whose loss has a ratio
-LEARNING = ("mygo", "offline", "fixed", *BASELINES)
+LEARNING = ("mygo", "offline", "fixed", *BASELINES)  # in iterations
+TRAINS = ("warm-up", *LEARNING)
 
 
 def select(group, K):
@@ -581,11 +582,12 @@ def train(run, stage, policy, sampler, reference, place):
     state = {"tokens": 0, "K": first_K}  # checkpoints keep it; --resume restores it
 
     def completed(step):
-        """The share of the training that is done after a step, by iterations or by tokens. It ends at 1."""
+        """The share of the training that is done after a step, by iterations or by tokens. Training ends once
+        it is 1; the tokens of the last iteration may overshoot."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
     # After each body, also after `continue`, run.steps logs the row, evaluates, saves, warns if hardly any
-    # attempt was chosen (GUARD), and ends when completed(step) is 1
+    # attempt was chosen (GUARD), and ends once completed(step) is 1
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
         # the next questions; epochs follow one another, each shuffled anew
@@ -646,7 +648,7 @@ def update(model, optimizer, attempts, lr, cfg, meter):
 def warm_up(run, policy, place):
     """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
-    folder.rewind(-1)  # an interrupted warm-up begins anew: its lines are dropped
+    folder.rewind(-1)  # an interrupted warm-up begins anew: all its lines are dropped, of step 0 too
     team = Team(policy, place, cfg, cfg.temperature)
     shuffled = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(shuffled, 10 * cfg.sft_trajectories))  # no more are tried (ours)
@@ -673,6 +675,7 @@ def warm_up(run, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
     write_sharegpt(folder, chosen, step=0)  # step 0: before the first epoch
+    # step 1: the page shows them with the first epoch
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
@@ -701,7 +704,7 @@ def sft(cfg, folder, model, optimizer, attempts):
 def agent_in(place):
     """What evaluations, --collect and --ask need of this script (common/agent.py): a question's prompt, an
     attempt at it, and the rows that --collect writes of a right one."""
-    def prompt(tokenizer, question, cfg):
+    def prompt(tokenizer, question, cfg):  # for --max-prompt alone: plan() renders its own
         _, request = first_request(place, question, cfg)
         return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
 
@@ -734,7 +737,7 @@ def main(argv=None):
     free = ["stage", "envs", "token_budget"]  # --resume may change these flags
     # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
-        saves = stage in ("warm-up", *LEARNING)
+        saves = stage in TRAINS
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
         if cfg.stage in LEARNING:
@@ -743,20 +746,20 @@ def main(argv=None):
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
     for env in envs:
-        distributed.once(records.show_table, cfg, env, ("few-shot", "warm-up", *LEARNING))
+        distributed.once(records.show_table, cfg, env, ("few-shot", *TRAINS))
 
 
 def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates it."""
     cfg = run.cfg
     steps = cfg.steps if stage in LEARNING else 0
-    if records.budget_is_spent(run.folder, cfg.token_budget):  # it ended the training
-        steps = 0  # however many there were, they are enough
+    if records.budget_is_spent(run.folder, cfg.token_budget):
+        steps = 0  # --token-budget ended the training: fewer steps than --steps are all of it
     if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
     source = start_weights(cfg, env, stage)
-    trains = stage in ("warm-up", *LEARNING)
+    trains = stage in TRAINS
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     # folder.start: the checkpoint that --resume goes on from; None at the beginning
@@ -801,6 +804,7 @@ def start_weights(cfg, env, stage):
     unless another start is given. Any other: --checkpoint, or the model."""
     given = cfg.checkpoint and cfg.stage != "all"  # --stage all warms that checkpoint up
     if stage in LEARNING and not given:
+        # the folder is NAME-ENV-warm-up; left_by adds the stage to the name
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     return checkpoint.find(source) or source
@@ -869,19 +873,20 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
     """One epoch over groups of attempts that have their advantages. Returns the means for the step's row."""
     batches, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
     with timed(row, "time/old_logprobs"):
-        # old log-probs by the trainer, not the engine, before the first update, whose own pass gives its own
+        # old log-probs are the trainer's, not the engine's, of before any update. The first mini-batch needs
+        # no pass of its own: its update's gives them (remember_old)
         for batch in batches:
             learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
                 model, reference, learned, cfg.micro_tokens, cfg.share_prefixes,
                 cfg.temperature, old=bool(prepared)))
     every_micro = [micro for parts in prepared for micro in parts]
-    meter = training.Meter(every_micro, cfg.sampler_correction)  # logs the engine's log-probs against these
+    meter = training.Meter(every_micro, cfg.sampler_correction)  # also logs how far the engine's differ
     for batch, parts in zip(batches, prepared, strict=True):
         training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
         for micro in parts:
             logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T)
-            micro.remember_old(logprobs)
+            micro.remember_old(logprobs)  # the first mini-batch; later ones have theirs
             loss, stats = agent_grpo_loss(logprobs, micro, cfg, len(batch))
             (loss * micro.weight).backward()
             meter.add(loss, stats, micro.weight)
@@ -926,6 +931,7 @@ def demonstration(tokenizer, question, demo, place, cfg):
 
     def agent(policy, search):
         team = Team(policy, place, unlimited, 0.0, search)
+        # in place of the engine: the demonstration's lines
         team.next_turn = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
         return plan(team, question, "written", 0)
     return conversations(scripted.play(tokenizer, [], place.retriever, agent))

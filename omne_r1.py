@@ -15,7 +15,7 @@ cost in each token's reward; the critic is a linear head on the policy's own hid
     sec. 3.3.2, 3.5        rewards of stages 1 and 3      first_reward, third_reward
     sec. 3.4               trajectories to learn from     sampled_rows, template_rows, thoughts
     Algorithm 1            weighted loss                  think_weights, weighted_loss, train_sft
-    sec. 4.1.2, 4.2.4      accuracy, patterns of calls    accuracy, pattern_of
+    sec. 4.1.2, 4.2.4      accuracy, patterns of calls    answer_scores, pattern_of
     app. A, B              ShareGPT rows, prompt          sharegpt_row, SYSTEM
 
     python omne_r1.py                          a generated world's graphs, stages 1 to 3; ten minutes
@@ -59,7 +59,8 @@ from common.run import Run, program, timed
 
 @dataclass
 class Config(flags.PolicyFlags):
-    """The paper's settings. common/flags.py has the flags of all scripts (model, names, lora, optimizer,
+    """The paper's settings. Behind | stands the source of a default; a default without | is ours.
+    common/flags.py has the flags of all scripts (model, names, lora, optimizer,
     micro_tokens, share_prefixes, sampler_correction), recipes/world.toml the embedded world's settings."""
 
     # ---- stages
@@ -94,7 +95,8 @@ class Config(flags.PolicyFlags):
     # needs no model
     teacher: str = "template"
     teacher_model: str = "deepseek-reasoner"    # the model's name there | sec. 2
-    per_graph: int = 1000           # training questions of each kind (1/2-hop, 3+) per graph; a tenth tests
+    # training questions of each kind (1/2-hop, 3+) per graph; a tenth as many for the test
+    per_graph: int = 1000
     train_hops: Literal["mix", "12", "3"] = "mix"   # hops of training questions: all, 1/2, 3+ | Table 3
     largest_ball: int = 400         # nodes around a seed node, at most | sec. 2
     unique: bool = True             # leave out questions whose relations lead to another node too | app. C
@@ -224,7 +226,8 @@ async def play(player, question, name):
             turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
         has_room = cfg.max_context - len(context_ids(player.prompt_ids, turns)) >= cfg.max_turn
-        if not has_room:  # for a full turn: nobody reads the reply, so it is dropped
+        if not has_room:
+            # no other full turn fits, so nobody reads the reply
             turn.observation, turn.observation_ids = "", []
         if player.watch:  # --ask shows it
             player.watch(turn)
@@ -238,7 +241,7 @@ async def play(player, question, name):
 AGENT = Agent("omne_r1", play, prompt=render_prompt, rows_of=lambda t, q: [sampled_row(t, q)])
 
 
-async def reply_to(tools, action, question, cfg):
+async def reply_to(search, action, question, cfg):
     """The tool's reply, or an error text that says why the call cannot be made."""
     if isinstance(action, Fault):
         return f"Error: {action.detail}."
@@ -246,7 +249,7 @@ async def reply_to(tools, action, question, cfg):
     if arguments["graph_type"] != question.type:
         return f"Error: graph_type must be '{question.type}' for this question."
     call = Call(tool, arguments["node_name"], question.type, question.question)
-    return await tools(call, cfg.matches)
+    return await search(call, cfg.matches)
 
 
 @dataclass
@@ -288,7 +291,7 @@ def result_of(turns, question, cfg):
     return Result(
         answer,
         problem,
-        **accuracy(answer, question.answers[0]),
+        **answer_scores(answer, question.answers[0]),
         searches=len(calls_made),
         format=sum(right_format) / len(right_format),
         repetitions=len(readable) - len(distinct),
@@ -297,7 +300,7 @@ def result_of(turns, question, cfg):
     )
 
 
-def accuracy(answer, gold):
+def answer_scores(answer, gold):
     """em: answer and gold are equal as the tools print names (one_line: tags made harmless, one blank for
     several; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
     gold answer. Without an answer {}: Result's defaults, 0."""
@@ -526,7 +529,7 @@ def train(run, stage, policy, source, split):
         for batches, num_tokens in mini_batches * cfg.epochs:
             for b in batches:  # for memory alone: gradients add up; backward sums those of ranks (FSDP2)
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
-                # with --sampler-correction times trainer's over engine's probability, at most 2
+                # as they are, but with --sampler-correction token: times min(pi_trainer / pi_engine, 2)
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
@@ -660,7 +663,8 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    # first: rank 0 before the others, who find its files; once: rank 0 alone. stage1: what samples rows
+    # first: rank 0 before the others, who find its files; once: rank 0 alone
+    # stage1: the folder of its weights; None if no rows are to be sampled
     folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
     if not file.exists():
@@ -732,8 +736,8 @@ def starts_of(ids, row):
 
 def weighted_loss(logprobs, weights, total):
     """Algorithm 1, lines 16 to 30: sum of w (-log p) / total; both (B, T), w = 0 where nothing is learned.
-    total: the sum of w over the whole update; train_sft's w sum to 1 in each row, so there it is the number
-    of rows. total <= 1e-8 gives 0."""
+    total: the sum of w over all rows of the update. (train_sft scales each row's w to the sum 1, so its total
+    is the number of rows.) total <= 1e-8 gives 0."""
     loss = -torch.where(weights > 0, weights * logprobs, 0.0).sum()
     if total <= 1e-8:
         return 0 * loss
@@ -839,14 +843,15 @@ def main(argv=None):
 def run_stage(run, kind, split, evals):
     """Trains and evaluates, or only evaluates. --resume skips a stage whose final evaluations are there."""
     cfg, folder = run.cfg, run.folder
-    steps = cfg.steps if kind in REWARD else 0  # SFT's final evaluation alone says that it is done
+    # SFT's steps depend on rows that are not made yet: its final evaluation alone says that it is done
+    steps = cfg.steps if kind in REWARD else 0
     if folder.is_done(steps, evals):
         return
     source = start_weights(cfg, kind)
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
     rows = sft_rows(cfg, split) if kind == "sft" else []
     # the KL's reference is a second model in memory; with adapters it is the policy without them
-    references = int(kind != "sft" and cfg.kl_coef > 0 and not lora)
+    references = int(kind in REWARD and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
     policy = run.policy(folder.start or source, trains, references, lora=lora)
     agent = AGENT
@@ -867,10 +872,11 @@ def run_stage(run, kind, split, evals):
 
 
 def start_weights(cfg, kind):
-    """What a stage begins with: stage 3 with stage 2's weights, others with the first given of --checkpoint,
-    --model, --policy (an API). Adapters are merged."""
-    given = cfg.checkpoint and not cfg.warmup_data  # (a warm-up's is no stage 2)
-    if kind == "rl" and not (given and cfg.stage == "rl"):  # --stage rl --checkpoint begins there
+    """What a stage begins with: stage 3 with stage 2's weights, or with --stage rl --checkpoint with those
+    (what --warmup-data left does not count); others with the first that is given of --checkpoint, --model,
+    --policy (an API). Adapters are merged."""
+    begins_there = cfg.stage == "rl" and cfg.checkpoint and not cfg.warmup_data
+    if kind == "rl" and not begins_there:
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:
@@ -989,7 +995,7 @@ async def answer_directly(player, question, name):
     text = rollout.sampled_text(player.policy.tokenizer, g.token_ids, g.stop_reason)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
     said = THOUGHT.sub("", text).partition("<think>")[0].strip()  # (a thought that was cut off is no answer)
-    info = Result(said, **accuracy(said, question.answers[0]))
+    info = Result(said, **answer_scores(said, question.answers[0]))
     return Trajectory(question.id, player.prompt_ids, [turn], info.em, info=info)
 
 

@@ -658,7 +658,7 @@ SMALL = ("--limit 20 --validate 4 --eval-limit 6 --coarse-steps 11 --supervised-
 def six_steps_of_the_log():
     """Of 11 updates: 2, 4, … 10, 11."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(askit, "EVERY", 2)
+        patch.setattr(askit, "UPDATES_PER_STEP", 2)
         yield
 
 
