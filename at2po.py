@@ -674,8 +674,9 @@ def evaluate(policy, split, cfg, progress):
 def main(argv=None):
     """Evaluates, trains, evaluates again. What can be refused without reading data is refused first.
     (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
+    cfg = parse_args(argv)
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
+    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data: leaves a --checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.ask:

@@ -601,7 +601,7 @@ def stages_of(cfg):
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table. What can be refused without
     reading data is refused first. (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
+    cfg = parse_args(argv)
     if cfg.scorer and cfg.scorer != "lines":
         models.find_model(cfg.scorer)  # refuses what is no model
     if cfg.stage == "merge":
@@ -609,6 +609,7 @@ def main(argv=None):
     stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
     free = ["stage", "lambdas"]  # --resume may change these flags
     runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: leaves a --checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
     # --stage eval evaluates a --checkpoint, but measures distances with initial_source

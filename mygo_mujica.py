@@ -727,9 +727,9 @@ def evaluate(policy, place, cfg, progress):
 def main(argv=None):
     """The stages of --stage in each of --envs, each in a run folder of its own. (@program: an error is one
     line; Ctrl-C says how to go on.)"""
-    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
+    cfg = parse_args(argv)
     if cfg.ask:
-        return ask(cfg)
+        return ask(after_warm_up(cfg, learn_first))
     envs, stages = cfg.envs.split(","), [cfg.stage]
     if cfg.stage == "all":
         stages = ["few-shot", "warm-up", "mygo"]
@@ -740,8 +740,11 @@ def main(argv=None):
         saves = stage in TRAINS
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
-        if cfg.stage in LEARNING:
-            start_weights(cfg, env, stage)  # refuses where the warm-up is missing ("all" makes it)
+    # --warmup-data: leaves a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, [run for run, _, _ in todo])
+    if cfg.stage in LEARNING:
+        for env in envs:
+            start_weights(cfg, env, cfg.stage)  # refuses where the warm-up is missing ("all" makes it)
     split, evals = places.load_splits(cfg, PAPER_EVAL)
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)

@@ -429,10 +429,11 @@ def token_rewards(batch, kl_coef):
     return rewards
 
 
-def micro_batches(model, actor, reference, trajectories, cfg):
+def micro_batches(actor, reference, trajectories, cfg):
     """[Batch] of this rank's share, a trajectory per row, with old_logprobs and values of the weights that
     sampled, and ref_logprobs. A rank with less gets fillers (weight 0), so that all make equally many passes.
     """
+    model = actor.policy
     batches = training.collate_parts(model, trajectories, cfg.micro_tokens, cfg.share_prefixes)
     for b in batches:
         with torch.no_grad():
@@ -483,8 +484,8 @@ def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask,
 METRICS = records.PPO  # {what a step's row may hold: its caption}
 
 
-def train(run, stage, policy, source, split):
-    """PPO with the reward of stage 1 (ppo) or 3 (rl), and a critic that begins at 0 in both. source: the
+def train(run, kind, policy, source, split):
+    """PPO with the reward of stage 1 (kind ppo) or 3 (rl), and a critic that begins at 0 in both. source: the
     weights that the stage began with, for the KL. split: training questions, and the tools as its retriever.
     """
     cfg, model, tools = run.cfg, policy.model, split.retriever
@@ -495,18 +496,18 @@ def train(run, stage, policy, source, split):
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
     # after each body run.steps logs its row, evaluates and saves
-    for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{stage} | "):
+    for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{kind} | "):
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
 
         # 1. sample, with the current weights
         seed = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(split.questions, step, cfg.questions_per_step, seed)
         with run.sampling(policy, row):
-            trajectories = rollouts(policy, tools, questions, cfg, stage, step)
+            trajectories = rollouts(policy, tools, questions, cfg, kind, step)
 
         # 2. score whole trajectories; token_rewards puts this on their last sampled tokens
         for t in trajectories:
-            t.reward = REWARD[stage](t)
+            t.reward = REWARD[kind](t)
 
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
@@ -517,17 +518,17 @@ def train(run, stage, policy, source, split):
             for i in range(0, len(shuffled), cfg.mini_batch):
                 part = shuffled[i:i + cfg.mini_batch]
                 num_tokens = sum(t.sampled_tokens for t in part)
-                mini_batches.append((micro_batches(model, actor, reference, part, cfg), num_tokens))
+                mini_batches.append((micro_batches(actor, reference, part, cfg), num_tokens))
 
         # 4. credit, per sampled token: tools' replies have mask 0 in GAE, whitening and both losses
-        all_batches = [b for batches, _ in mini_batches for b in batches]
+        all_batches = [b for micros, _ in mini_batches for b in micros]
         assign_credit(all_batches, cfg)
         row |= records.step_row(trajectories, all_batches, questions, tools, step, cfg, turn_label)
 
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums stats, vetoes NaN
-        for batches, num_tokens in mini_batches * cfg.epochs:
-            for b in batches:  # for memory alone: gradients add up; backward sums those of ranks (FSDP2)
+        for micros, num_tokens in mini_batches * cfg.epochs:
+            for b in micros:  # for memory alone: gradients add up; backward sums those of ranks (FSDP2)
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
                 # as they are, but with --sampler-correction token: times min(pi_trainer / pi_engine, 2)
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
@@ -820,8 +821,9 @@ STAGES = {
 def main(argv=None):
     """The stages of --stage, each in a run folder of its own, and their table. Checks that need no data come
     first. (@program: an error is one line; Ctrl-C says how to go on.)"""
-    cfg = after_warm_up(parse_args(argv), learn_first)  # --warmup-data: leaves a --checkpoint
+    cfg = parse_args(argv)
     if cfg.ask:
+        cfg = after_warm_up(cfg, learn_first)
         run = Run(cfg, "omne_r1")
         tools, question = graph_questions.asked(cfg)
         return AGENT.ask(run, start_weights(cfg, "eval"), tools, question)
@@ -831,6 +833,7 @@ def main(argv=None):
     for label, (kind, settings) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(settings, "omne_r1", table, label, free, saves=kind in TRAINS))
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: leaves a --checkpoint
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # now, for its error where stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)

@@ -15,14 +15,17 @@ from common import model as models
 from common.files import console, plain, say
 
 
-def after_warm_up(cfg, learn_first):
+def after_warm_up(cfg, learn_first, runs=()):
     """cfg, whose --checkpoint is what learn_first(cfg, start) leaves where --warmup-data is given: a program
-    of its own (common/warmup/__main__.py), which runs before the script's, whatever that does."""
+    of its own (common/warmup/__main__.py), which runs before the script's. runs: [Run], opened before, so
+    that one that cannot go on is refused at once; they begin there, too. Their config.json has the flags."""
     if not cfg.warmup_data:
         return cfg
     start = cfg.checkpoint or cfg.model
     models.find_model(start)  # refuses what is no model
     folder = learn_first(replace(cfg, ask="", collect=""), start)
+    for run in runs:
+        run.cfg = replace(run.cfg, checkpoint=str(folder))
     return replace(cfg, checkpoint=str(folder))
 
 

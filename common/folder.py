@@ -172,8 +172,6 @@ def open_folder(cfg, script, stage="", free=(), saves=True):
         if resume and not any(map(begun, base.glob(f"{glob.escape(cfg.name)}-*"))):
             raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
         resume = resume and begun(base / name)
-    if getattr(cfg, "warmup_data", ""):
-        free = (*free, "checkpoint")  # the path of a cache
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
     if resume and saves:
         folder.start = checkpoint_of(folder)

@@ -238,7 +238,8 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
                   for row in read_jsonl(folder / "demonstrations.jsonl") for turn in row["turns"])
     assert rows[0]["warmup/tokens"] >= learned / 3  # (ends of messages are learned too)
     started = (tmp_path / name).glob("a*/config.json")
-    assert all(json.loads(f.read_text())["warmup_data"] == str(tmp_path / "q.jsonl") for f in started)
+    begun = [json.loads(f.read_text()) for f in started]
+    assert begun and all(c["warmup_data"] == str(tmp_path / "q.jsonl") and not c["checkpoint"] for c in begun)
     # the second time it is there
     script.main([*given, "--name", "b"])
     assert "warm-up | step" not in capsys.readouterr().out
@@ -252,6 +253,11 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     told = "".join(capsys.readouterr())
     assert f"--checkpoint {folder / 'checkpoint'}" in told and "warm-up | step" not in told
     assert "--warmup-data" not in told.split("Next: ")[1]
+    # an existing run goes on with --resume, and is else refused before anything is learned
+    script.main([*given, "--name", "a", "--resume"])
+    monkeypatch.setattr(script, "learn_first", None)
+    with pytest.raises(SystemExit, match="exists: choose another --name"):
+        script.main([*given, "--name", "a"])
 
 
 @pytest.mark.parametrize("given, said", [
