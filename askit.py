@@ -889,7 +889,7 @@ def question_rows(cfg, stage, writer, policy, cases, required):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = encoders.load_writer(cfg, stages.left_by(cfg, "qap"))  # its checkpoint
+        approximator = encoders.load_writer(cfg, stages.checkpoint_of(cfg, "qap"))  # its checkpoint
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
     if required and not rows:
         raise data.DataError(

@@ -45,8 +45,7 @@ from common import chat, data, distributed, flags, metrics, rollout, splits, too
 from common import model as models
 from common.agent import Agent, after_warm_up
 from common.folder import left_by
-from common.of_bi_rar import controls, scoring
-from common.of_bi_rar import steps as page
+from common.of_bi_rar import controls, page, scoring
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.run import Run, program, timed

@@ -54,6 +54,7 @@ from common.of_omne import graph_questions, plumbing, records
 from common.of_omne.tool_calls import Fault, parse_tool_call, written
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.run import Run, program, timed
+from kernels.weighted_ce import weighted_cross_entropy
 
 # ---------------------------------------------------------------- config
 
@@ -745,6 +746,16 @@ def weighted_loss(logprobs, weights, total):
     return loss / total
 
 
+def fused_weighted_loss(model, batch, weights, total, hidden, backend="auto"):
+    """weighted_loss and its gradient in one pass over the logits (kernels/weighted_ce.py), on CUDA. weights:
+    (B, T). hidden: model.hidden_states of the batch."""
+    before = hidden.flatten(0, 1)[batch.predecessor]    # (R, H) that predict the batch's R sampled tokens
+    w = weights.new_zeros(len(batch.target))            # (R,)
+    w.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
+    head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
+    return weighted_cross_entropy(before, head, batch.target, w, total, backend=backend)
+
+
 MAX_LENGTH = 6144       # tokens; longer conversations are left out | sec. 3.4.2
 UPDATES_PER_STEP = 25   # SFT's updates per line of metrics.jsonl
 SFT_METRICS = records.SFT
@@ -777,8 +788,8 @@ def train_sft(run, policy, examples):
                 weights = torch.where(b.response_mask, weights, 0.0)                # (B, T), 0 outside turns
                 shares = weights / weights.sum(1, keepdim=True).clamp(min=1e-8)     # each row sums to 1
                 hidden = models.hidden_states(model, b)
-                if hidden.is_cuda:  # weighted_loss in one pass over the logits
-                    loss = records.fused_loss(model, b, shares, len(chosen), hidden)
+                if hidden.is_cuda:  # the same loss
+                    loss = fused_weighted_loss(model, b, shares, len(chosen), hidden)
                 else:
                     logprobs = models.token_logprobs(model, b, hidden=hidden)       # (B, T)
                     loss = weighted_loss(logprobs, shares, len(chosen))

@@ -787,7 +787,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     elsewhere = replace(cfg, out=str(tmp_path / "other"), before=str(base / "first"))
     for one, stage, found in (
             (third, "coarse", "first"), (third, "ppo", "second"), (elsewhere, "coarse", "first")):
-        assert stages.left_by(one, stage) == base / f"{found}-{stage}/checkpoint"
+        assert stages.checkpoint_of(one, stage) == base / f"{found}-{stage}/checkpoint"
 
 
 @pytest.mark.slow

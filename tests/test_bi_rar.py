@@ -20,8 +20,7 @@ from common import data, retriever, rollout, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
-from common.of_bi_rar import scoring
-from common.of_bi_rar import steps as page
+from common.of_bi_rar import page, scoring
 from common.world import tiny
 from tests.conftest import Scripted, rows_of, sample, sampled_logprobs
 

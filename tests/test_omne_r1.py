@@ -364,7 +364,7 @@ def test_packed_and_fast_paths_have_the_same_loss_and_gradient(policy_folder, to
         model = models.load_model(policy_folder)
         if fast:
             hidden = models.hidden_states(model, batch)
-            loss = records.fused_loss(model, batch, weights, 7.0, hidden, "reference")
+            loss = omne_r1.fused_weighted_loss(model, batch, weights, 7.0, hidden, "reference")
         else:
             loss = plain_loss(model, batch, weights, 7.0)
         loss.backward()

@@ -17,7 +17,7 @@ def runs_of(cfg):
     return [Path(cfg.out) / "askit" / name for name in names]
 
 
-def left_by(cfg, stage):
+def checkpoint_of(cfg, stage):
     """The checkpoint that a stage left, of this run or of one before."""
     folders = [Path(f"{run}-{stage}") / "checkpoint" for run in runs_of(cfg)]
     for folder in folders:
@@ -36,7 +36,7 @@ def refuse_missing(cfg, in_order, starts, table):
             needed.append(table[stage].begins_with)
         for earlier in needed:
             if earlier and earlier not in in_order:
-                left_by(cfg, earlier)
+                checkpoint_of(cfg, earlier)
 
 
 def check_encoder(cfg, coarse):
@@ -53,7 +53,7 @@ def load(cfg, stage, begins_with, start, cases, Policy):
     the script's class."""
     trained = start  # the coarse encoder, after its training
     if stage != "coarse":
-        trained = left_by(cfg, "coarse")
+        trained = checkpoint_of(cfg, "coarse")
         check_encoder(cfg, trained)
     encoder = encoders.load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
@@ -62,12 +62,12 @@ def load(cfg, stage, begins_with, start, cases, Policy):
     if stage == "coarse":
         return encoder, encoder
     if stage in ("qap", "sqg"):
-        policy = load_policy(cfg, left_by(cfg, "ppo"), encoder, cases, Policy)
+        policy = load_policy(cfg, checkpoint_of(cfg, "ppo"), encoder, cases, Policy)
         policy.asker = encoders.load_writer(cfg, start or cfg.question_model)
         return policy.asker, policy
     source = start or cfg.checkpoint
     if not source and begins_with:
-        source = left_by(cfg, begins_with)
+        source = checkpoint_of(cfg, begins_with)
     policy = load_policy(cfg, source, encoder, cases, Policy)
     return policy, policy
 

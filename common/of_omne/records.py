@@ -8,11 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from common import data, distributed, metrics, rollout
-from common import model as models
 from common.files import read_jsonl, say
 from common.guards import POLICY, STEP, UPDATE, Metric
 from common.page import record
-from kernels.weighted_ce import weighted_cross_entropy
 
 PPO = POLICY | {
     "rollout/searches": Metric("calls per trajectory, also those that nobody could read", "calls"),
@@ -223,13 +221,3 @@ def to_learn(folder, examples, max_length, label):
                 step=0)
             folder.append("samples.jsonl", [shown])
     return fit
-
-
-def fused_loss(model, batch, weights, total, hidden, backend="auto"):
-    """omne_r1.weighted_loss on CUDA, loss and gradient in one pass over the logits (kernels/weighted_ce.py).
-    hidden: model.hidden_states of the batch."""
-    before = hidden.flatten(0, 1)[batch.predecessor]                            # (R, H)
-    by_row = weights.new_zeros(len(batch.target))                               # (R,)
-    by_row.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
-    head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
-    return weighted_cross_entropy(before, head, batch.target, by_row, total, backend=backend)
