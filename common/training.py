@@ -327,8 +327,8 @@ def differences(batches, correction):
 @torch.no_grad()
 def moved(model, batches, temperature=1.0):
     """{"train/right_moved", "train/wrong_moved"}: by how much a step's updates changed the log-probs of the
-    sampled tokens of its last mini-batch, mean nats per token with an advantage above 0 and below 0; a key is
-    left out where there is no such token. All other numbers of a step are of the weights before its last
+    sampled tokens of these batches, mean nats per token with an advantage above 0 and below 0; a key is left
+    out where there is no such token. All other numbers of a step are of the weights before its last
     update. Right ones that fall are likelihood displacement (Deng et al. 2025, arXiv 2505.18830)."""
     sums = dict.fromkeys(("right", "right_tokens", "wrong", "wrong_tokens"), 0.0)
     for batch in batches:
