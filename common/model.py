@@ -15,7 +15,7 @@ from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
 from common.rollout import Trajectory, Turn
 from common.tree_blocks import block_attention  # noqa: F401  (transformers knows it as "blocks" from here on)
-from kernels.turn_logprob import turn_logprob
+from kernels.turn_logprob import take, turn_logprob
 
 # nats per token, on average, by which a forward pass of ours may differ from the model's own in fp32
 SAME = 1e-4
@@ -417,7 +417,7 @@ def turn_logprobs(model, batch, temperature=1.0, hidden=None):
     """token_logprobs, (B, T), and log pi of every turn, (B, K) fp32: their sums, as the kernel adds them up;
     0 where a trajectory has no such turn."""
     found = _of_sampled(model, batch, temperature, hidden)
-    return by_token(found.logprobs, batch), with_zero(found.turn_sums)[batch.turns]
+    return by_token(found.logprobs, batch), take(with_zero(found.turn_sums), batch.turns)
 
 
 @torch.no_grad()
@@ -449,13 +449,13 @@ def token_values(head, batch, hidden):
     """V of the state before every sampled token, (B, T) fp32 with 0 where the policy sampled nothing.
 
     head: a linear layer from H to 1; it reads the hidden state that predicts the token."""
-    before = hidden.flatten(0, 1)[batch.predecessor]        # (R, H)
+    before = take(hidden.flatten(0, 1), batch.predecessor)  # (R, H)
     return by_token(head(before.float())[:, 0], batch)
 
 
 def by_token(rows, batch):
     """(B, T) of one number for each of the batch's R distinct sampled tokens; 0 elsewhere."""
-    return with_zero(rows)[batch.gather]
+    return take(with_zero(rows), batch.gather)
 
 
 def with_zero(rows):

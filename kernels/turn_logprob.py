@@ -192,6 +192,14 @@ def softmax_minus_one_hot(logits, target, lse, first, inv_temperature, out, back
     return out
 
 
+def take(x, index):
+    """x[index], the same in each run: where an index occurs twice, the backward pass adds in one order. (On a
+    CPU that of x[index] adds in several threads at once; on CUDA that of index_select does.)"""
+    if x.is_cuda:
+        return x[index]
+    return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
+
+
 def matmul_fp32(a, b):
     """a @ b with fp32 accumulation and output; half-precision operands stay what they are where the library
     can (CUDA)."""
@@ -431,7 +439,8 @@ def turn_logprob(hidden, weight, target_ids, *,
     x = hidden.reshape(-1, hidden.shape[-1])
     if rows is not None and (rows.ndim > 1 or rows.dtype == torch.bool or rows.is_floating_point()):
         rows = rows.reshape(-1).bool()
-    x = x if rows is None else x[rows]
+    if rows is not None:
+        x = x[rows] if rows.dtype == torch.bool else take(x, rows)
     if len(x) != len(target_ids):
         raise ValueError(f"{len(x)} rows of hidden states, {len(target_ids)} target ids")
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)

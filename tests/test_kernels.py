@@ -23,7 +23,7 @@ from common import training
 from common.rollout import Trajectory, Turn, collate
 from common.world.tiny import tiny_model, tiny_tokenizer
 from kernels import weighted_ce
-from kernels.turn_logprob import turn_logprob, turn_sum
+from kernels.turn_logprob import take, turn_logprob, turn_sum
 from kernels.weighted_ce import weighted_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("the_device_is_there_for_what_compiles")
@@ -633,3 +633,24 @@ def test_every_kernel_compiles_without_spills_or_fp64(tmp_path, archs):
     for i, r in enumerate(rows):
         assert r["arch"].startswith(f"sm_{archs[i // 6]}") and r["ok"] and not r["f64"], r
         assert r["spills"] and not any(r["spills"]), r
+
+
+def test_rows_that_occur_twice_add_in_one_order_in_each_run():
+    """With two threads the backward pass of x[index] adds in another order each time."""
+    torch.manual_seed(0)
+    x, index, grad = torch.randn(2000, 128), torch.randint(0, 300, (30, 30)), torch.randn(30, 30, 128)
+
+    def gradient(rows_of):
+        leaf = x.clone().requires_grad_()
+        rows_of(leaf, index).backward(grad)
+        return leaf.grad
+
+    assert torch.equal(take(x, index), x[index])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first = gradient(take)
+        assert all(torch.equal(gradient(take), first) for _ in range(50))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(first, gradient(lambda leaf, i: leaf[i]))
