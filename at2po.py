@@ -582,6 +582,26 @@ def trajectories_of(roots):
 METRICS = trees.METRICS  # {name of a logged number: what it is}
 
 
+def minibatches_of(roots, model, reference, cfg):
+    """[(micro-batches, sequences, sampled tokens)] of each mini-batch of trees that makes an update: this
+    rank's micro-batches, common turns once; both counts are of all ranks. Old log-probs are the trained
+    model's of before any update, not the engine's; the first update's are those of its own pass (train)."""
+    found = []
+    for i in range(0, len(roots), cfg.mini_batch):
+        trajectories = trajectories_of(roots[i:i + cfg.mini_batch])
+        # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
+        with_advantages = [t for t in trajectories if t.advantages]
+        if not with_advantages:
+            continue
+        batches = training.prepare(
+            model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
+            cfg.temperature, entropies=cfg.loss == "aepo", old=bool(found))
+        baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
+        num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
+        found.append((batches, len(trajectories), num_tokens))
+    return found
+
+
 def train(run, policy, reference, split):
     """A step: grow a tree per question, give every turn an advantage, update once per mini-batch of trees."""
     cfg, model = run.cfg, policy.model
@@ -605,31 +625,15 @@ def train(run, policy, reference, split):
         for root in learned_roots:
             assign_advantages(root, cfg)
 
-        # 4. old log-probs: the trained model's before the first update, not the engine's. The first update
-        # takes its own from its forward pass, in part 5: nothing was updated before it
-        minibatches = []
+        # 4. mini-batches, with log-probs of the weights that sampled
         with timed(row, "time/old_logprobs"):
-            for i in range(0, len(learned_roots), cfg.mini_batch):
-                trajectories = trajectories_of(learned_roots[i:i + cfg.mini_batch])
-                # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
-                with_advantages = [t for t in trajectories if t.advantages]
-                first = not any(batches for batches, _, _ in minibatches)
-                # this rank's micro-batches, common turns once
-                batches = training.prepare(
-                    model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-                    cfg.temperature, entropies=cfg.loss == "aepo", old=not first)
-                baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
-                num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-                # this rank's batches; both counts are of all ranks
-                minibatches.append((batches, len(trajectories), num_tokens))
+            minibatches = minibatches_of(learned_roots, model, reference, cfg)
 
         # 5. update (Eq 10-11), once per mini-batch
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in minibatches * cfg.epochs:  # old log-probs stay
-            if not batches:  # all its trees are flat
-                continue
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
                 b.remember_old(logprobs, turn_logprobs)  # the first update; later ones have theirs
@@ -645,11 +649,9 @@ def train(run, policy, reference, split):
             optimizer.zero_grad()
 
         # how far it moved what was right (ours): all other numbers are of the weights before the last update
-        learned = [batches for batches, _, _ in minibatches if batches]
-        if learned:
-            # (of a quarter of the last mini-batch, to save time)
-            row |= training.moved(model, learned[-1][::4], cfg.temperature)
-
+        if minibatches:
+            last, *_ = minibatches[-1]
+            row |= training.moved(model, last[::4], cfg.temperature)  # (a quarter of it, to save time)
         row |= trees.step_metrics(roots, meter, split.retriever)
         budget.add(row)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg)

@@ -477,9 +477,8 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. this rank's micro-batches (B, T), with log-probs of the trained model before any update (not the
-        # engine's) and of the initial policy. The first update takes its old log-probs from its forward pass,
-        # in part 5. Groups of equal rewards make no loss, but they count in N below
+        # 4. this rank's micro-batches (B, T), with log-probs of the initial policy, and of the trained one of
+        # before any update (the first update's: by its own pass). Groups of equal rewards only count in N
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -492,11 +491,10 @@ def train(run, policy, initial, scorer, split):
                         cfg.temperature, old=bool(mini_batches))
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. per mini-batch (in a step's first one rho is 1 and the clip does nothing)
+        # 5. per mini-batch (in the first one rho = exp(logprob - old_logprob) is 1, so the clip does nothing)
         # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
         # o: a trajectory, adv: its advantage; N: the mini-batch's trajectories of all ranks, flat groups too.
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
-        # rho: exp(logprob - old_logprob)
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
@@ -504,8 +502,7 @@ def train(run, policy, initial, scorer, split):
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
                 b.remember_old(logprobs)  # the first update; later ones have theirs
-                # b.advantages, unless there is --sampler-correction
-                advantages = training.corrected_advantages(b, cfg.sampler_correction)           # (B, T)
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)  # none by default
                 # 1 / (N |o|), (B, 1); grpo_loss applies the mask
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)
                 loss, stats = training.grpo_loss(
