@@ -651,7 +651,7 @@ def train(run, policy, reference, split):
         # how far it moved what was right (ours): all other numbers are of the weights before the last update
         if minibatches:
             last, *_ = minibatches[-1]
-            row |= training.moved(model, last[::4], cfg.temperature)  # (a quarter of it, to save time)
+            row |= training.moved(model, last, cfg.temperature)
         row |= trees.step_metrics(roots, meter, split.retriever)
         budget.add(row)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg)

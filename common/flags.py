@@ -362,8 +362,8 @@ def help_of(default, paper, docstring):
     lines = [title, *commands, "", "flag, its value in the paper [in the embedded world, without --model]"]
     for group, flags in groups.items():
         lines += ["", group, *flags]
-    lines += ["", "On a CPU a run takes the free cores as threads (OMP_NUM_THREADS=N: N of them), which is",
-              "faster than as many processes: torchrun is for GPUs."]
+    lines += ["", "  On a CPU a run takes the free cores as threads (OMP_NUM_THREADS=N: N of them), which is",
+              "  faster than as many processes: torchrun is for GPUs."]
     return "\n".join(lines)
 
 

@@ -68,7 +68,7 @@ UPDATE = {
 RATIO = {
     "train/kl": Metric("mean log pi_old - log pi_new of the sampled tokens", line="kl {:.4f}"),
     "train/right_moved": Metric("mean change of log-probs by the step's updates, nats per token with a "
-                                "positive advantage; of a quarter of the last mini-batch; at2po.py"),
+                                "positive advantage, in the last mini-batch; at2po.py"),
     "train/wrong_moved": Metric("the same of tokens with a negative advantage"),
     "train/clip_fraction": Metric("share of sampled tokens whose gradient the clip window cuts off",
                                   "update: clip fraction", "clip {:.2f}"),

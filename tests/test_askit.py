@@ -171,10 +171,10 @@ def test_training_states_leave_gold_missing_or_none_and_take_nothing_twice():
     c, seen = case(10, (1, 4, 7)), set()
     for seed in range(300):
         rng = random.Random(seed)
-        taken = askit.training_state(c, rng, complete=False)
+        taken = askit.training_state(c, rng, may_complete=False)
         assert len(set(taken)) == len(taken) and c.gold - set(taken)
-        seen.add(len(c.gold & set(askit.training_state(c, rng, complete=True))))
-        assert set(askit.training_state(case(3, ()), rng, complete=False)) <= {0, 1, 2}  # no gold
+        seen.add(len(c.gold & set(askit.training_state(c, rng, may_complete=True))))
+        assert set(askit.training_state(case(3, ()), rng, may_complete=False)) <= {0, 1, 2}  # no gold
     assert seen == {0, 1, 2, 3}
 
 

@@ -251,6 +251,7 @@ def test_the_page_opens_what_others_wrote(tmp_path, shown, form):
     page = shown(run)
     before = page.locator("#list li").count()
     page.locator("#load").set_input_files(str(export(run, form)))
+    page.locator("#list li").nth(before + 3).wait_for()
     assert page.locator("#list li").count() == before + 4
     theirs = {"messages": [
         {"role": "system", "content": "Be brief."},
@@ -261,6 +262,7 @@ def test_the_page_opens_what_others_wrote(tmp_path, shown, form):
         {"role": "assistant", "content": "Bo"}]}
     (tmp_path / "theirs.json").write_text(json.dumps(theirs))
     page.locator("#load").set_input_files(str(tmp_path / "theirs.json"))
+    page.locator("#list li").nth(before + 4).wait_for()
     page.locator("#list li").last.click()
     assert page.locator(".why").inner_text().startswith("not scored")
     turns = page.locator(".turn pre").all_inner_texts()
