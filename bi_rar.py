@@ -502,7 +502,7 @@ def train(run, policy, initial, scorer, split):
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
                 b.remember_old(logprobs)  # the first update; later ones have theirs
-                advantages = training.corrected_advantages(b, cfg.sampler_correction)  # none by default
+                advantages = training.corrected_advantages(b, cfg.sampler_correction)  # off by default
                 # 1 / (N |o|), (B, 1); grpo_loss applies the mask
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)
                 loss, stats = training.grpo_loss(

@@ -149,7 +149,9 @@ class Run:
         if learned:
             inputs["train"] = known_as(learned)
         folder.refuse_other_inputs(inputs)
-        folder.create(**begun, changed=changed(self.cfg), inputs=inputs)
+        # (a warm-up's --checkpoint was not given)
+        given = [key for key in changed(self.cfg) if folder.config.get(key) != ""]
+        folder.create(**begun, changed=given, inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")

@@ -240,6 +240,9 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     started = (tmp_path / name).glob("a*/config.json")
     begun = [json.loads(f.read_text()) for f in started]
     assert begun and all(c["warmup_data"] == str(tmp_path / "q.jsonl") and not c["checkpoint"] for c in begun)
+    assert all("warmup_data" in c["changed"] and "checkpoint" not in c["changed"] for c in begun)
+    cards = [f.read_text() for f in (tmp_path / name).glob("a*/checkpoint/README.md")]
+    assert cards and all(f"after a warm-up on {tmp_path / 'q.jsonl'}" in card for card in cards)
     # the second time it is there
     script.main([*given, "--name", "b"])
     assert "warm-up | step" not in capsys.readouterr().out

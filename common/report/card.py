@@ -41,6 +41,8 @@ def write(folder, policy, found):
     prompt_ids, stops = asked
     config = folder.config
     source = config["checkpoint"] or config["model"] or "the embedded world's tiny policy"
+    if config.get("warmup_data"):
+        source += f", after a warm-up on {config['warmup_data']}"
     steps = read_json(place / "trainer.json", dict)["step"]
     about = [f"{steps} steps on {config['data']} from {source}"]
     about += [metrics.summary_line(name, evaluation["summary"]) for name, evaluation in found.items()]
