@@ -1,7 +1,7 @@
 """Knowledge graphs: entities, their facts, and the two tools through which an agent reads them.
 
     graph = KnowledgeGraph.from_triples(rows)   or graphs/kg_files.py: load_graph("triples.jsonl")
-    graph.entity_matcher(name, k=5)             the entities whose names are most alike
+    graph.match(names, k=5)                     for each the entities whose names are most alike
     graph.node_info(name)                       description and edges of one entity
     render_matches, render_node                 what the two tools print
 
@@ -38,7 +38,7 @@ def graph_of_triples(rows):
 
 
 class KnowledgeGraph:
-    """encoder: of entity_matcher: a sentence-transformers id or folder, or empty = character n-grams."""
+    """encoder: of `match`: a sentence-transformers id or folder, or empty = character n-grams."""
 
     def __init__(self, graph, encoder=""):
         self.graph = graph
@@ -93,9 +93,6 @@ class KnowledgeGraph:
     def _about(self, name):
         return {"name": name, "kind": "", "description": ""} | self.graph.nodes[name]
 
-    def entity_matcher(self, name, k=5):
-        return self.match([name], k)[0]
-
     def node_info(self, name):
         """{"name", "kind", "description", "edges": [{"head", "relation", "tail", "description"}]}, its own
         facts first; None where there is no such entity."""
@@ -140,13 +137,6 @@ def one_line(text):
     text = text.encode("utf-8", "replace").decode()  # (half a character is no text)
     text = " ".join(text.split())
     return no_tags(re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text))
-
-
-def harmless_lines(text):
-    """Text of another server: without tags, odd signs and empty lines; its own lines stay, of at most as many
-    letters as ours."""
-    lines = [one_line(line) for line in text[:MAX_WORDS * LETTERS].split("\n")]
-    return _joined([line for line in lines if line])
 
 
 def cut(text, words):

@@ -261,7 +261,8 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(pair, folder, spoilt):
         assert abs(weights[name] - skipped[name]).max() < 1e-5
 
 
-@pytest.mark.parametrize("lora, loss", [(0, "atpo"), pytest.param(4, "grpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora, loss", [(0, "atpo"), (4, "grpo")])
 def test_a_run_goes_on_with_another_number_of_ranks(pair, tmp_path, lora, loss):
     args = [*SMALL, *TREES, "--lora", lora, "--loss", loss, "--save-every", "1", "--name", "a"]
     play("at2po", *args, "--steps", 3, "--out", tmp_path / "one")
@@ -287,6 +288,7 @@ OTHERS = {
 SFT = "--stage sft --per-graph 8 --sft-sampled 4 --sft-templates 6 --sft-epochs 1 --max-turn 12".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", OTHERS)
 def test_the_other_scripts(pair, tmp_path, script):
     args = [*SMALL, *OTHERS[script].split(), "--warmup-steps", 3, "--steps", 1, "--name", "a"]

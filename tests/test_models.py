@@ -429,6 +429,7 @@ def test_layers_that_are_computed_again_give_the_same_gradient(qwen):
     assert found[0].abs().max() > 0 and torch.allclose(found[0], found[1], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, dict(recomputes=True, lora=4)])
 def test_compiled_layers_give_the_same_log_probs_and_gradients(how, tmp_path, monkeypatch):
     """The graphs of a GPU, by PyTorch's own operations; few serve all layers and lengths. (Here a layer has
