@@ -6,12 +6,12 @@ one by one, until it submits what it has. Models learn one after the other, a st
     coarse      a bi-encoder ranks the sentences for the question and the evidence so far     sec. 3.1.1
     supervised  a policy over its six best sentences and "submit" learns from labels          sec. 3.1.2
     ppo         the policy learns from the score of the evidence that its searches end with   sec. 3.1.2
-    qap         a T5 learns to write a question from the evidence that ppo's policy finds     sec. 3.3
-    sqg         a second T5 learns to ask sub-questions; qap's T5 writes its targets          sec. 3.4
+    qap         question approximation: a T5 writes the question from ppo's evidence          sec. 3.3
+    sqg         sub-question generation by a second T5, whose targets qap's T5 writes         sec. 3.4
 
 PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven scores of small encoders.
-There is no critic: b(s) is the mean return of other searches through s. A is not normalised, there is no
-entropy term and no KL, and there is one pass over the paths. The reward is F1, +1 if exact.
+There is no critic: b(s) is the mean return of other paths through s. A is not normalised, there is no entropy
+term and no KL, and there is one pass over a step's paths. The reward is F1, +1 if exact.
 
     states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
     candidates       coarse_losses, offers       PPO           ppo_loss, train
@@ -56,10 +56,12 @@ class Config(flags.Flags):
 
     # ---- stages and models
 
-    # all = coarse, supervised, ppo; ask = qap, sqg; each is evaluated; eval = evaluate --checkpoint, or ppo's
+    # all = coarse, supervised, ppo; ask = qap, sqg; eval = no training: evaluates --checkpoint, else ppo's
     stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "eval"] = "all"
     # runs (names or full paths, with commas) whose earlier stages this run loads if it has none itself
     before: str = ""
+    model: str = ""                 # "paper" = the paper's encoders, also in the embedded world; else empty
+    checkpoint: str = ""            # a checkpoint/ of supervised or ppo to start from or to evaluate
     encoder: str = ""               # coarse encoder; empty = the paper's, in the world a tiny one
     action_model: str = ""          # scores (state, sentence) as next sentences
     submit_model: str = ""          # scores whether the evidence answers the question
@@ -90,8 +92,8 @@ class Config(flags.Flags):
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # the last training questions (world: those after --limit), held out for a validation loss; the number is
-    # ours | sec. 4.1
+    # last training questions (world: those after --limit), held out for a validation loss; how many is ours
+    # | sec. 4.1
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -134,11 +136,11 @@ PAPER_EVAL = "hotpotqa-dev"
 #     question its .id and its text, .question
 #     texts    its sentences, numbered from 0
 #     gold     numbers of the labelled ones; gold_facts: all labels, also of sentences that are not in texts
-#     closed   numbers that are never offered: in a sub-question's search those taken before
+#     closed   numbers that are never offered; in a sub-question's search: what the main search has taken
 #     tokens   {model: (ids of the question, [ids of each sentence])}, of "coarse", "action" and "submit"
 #     vectors  (sentences, H), normalised, of the coarse encoder before its training (sec. 3.1.1)
 #
-# It hashes by identity, so a sub-question's search, a Case of its own (asked_case), shares no cache entry.
+# Two Cases are equal only if they are one object, so a sub-question's search (asked_case) has its own cache.
 #
 #     state    (case, moves), a key of the policy's cache
 #     moves    numbers of the sentences taken, in order (SearchPath.moves: also sub-questions, as texts)
@@ -146,12 +148,12 @@ PAPER_EVAL = "hotpotqa-dev"
 
 def state_ids(pair_tokenizer, case, moves):
     """Ids of the question and of the sentences taken, <sep> between them (sec. 3.1.1). pair_tokenizer: of the
-    coarse encoder or of a scorer, each of which has its own tokens."""
+    coarse encoder, the action model or the submit model; each has its own tokens."""
     question, sentences = case.tokens[pair_tokenizer.name]
     return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
-NOISE_RATE = 2.0  # of the exponential draw that is rounded to a number of wrong sentences | authors' code
+NOISE_RATE = 2.0  # of the exponential draw, rounded, of how many wrong sentences go in | authors' code
 
 
 def training_state(case, rng, may_complete):
@@ -177,15 +179,15 @@ def coarse_loss(scores, gold_places):
 
 def coarse_losses(encoder, cases, cfg, rng):
     """The loss of an update: the encoder learns which gold is missing from a state. Yields once: (loss,
-    number of states, of them those whose best sentence is gold). `supervise` makes the updates."""
+    states, states whose best sentence is missing gold). `supervise` makes the updates."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
-    taken_of, texts = [], []
+    taken_of, states = [], []
     for case in batch:
         taken = training_state(case, rng, may_complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
-        texts.append(state_ids(encoder.pair_tokenizer, case, taken))
-    vectors = encoder.encode(texts)  # (n, H), with gradient; its norm is a temperature that is learned
+        states.append(state_ids(encoder.pair_tokenizer, case, taken))
+    vectors = encoder.encode(states)  # (n, H), with gradient; its norm is a temperature that is learned
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
@@ -224,7 +226,7 @@ class Policy:
     """The fine policy, and what a search needs besides. Its cache holds (actions, log-probs) of the states
     seen since forget(). A PairTokenizer makes a model's inputs of one text or of a pair."""
 
-    model: encoders.Together  # .action and .submit: what is trained and saved
+    model: encoders.Together  # a module of .action and .submit, which are trained and saved together
     encoder: encoders.Encoder  # of the coarse stage, frozen
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
@@ -251,13 +253,13 @@ def log_policy(policy, decisions):
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        # staying=0: any sentence may be dropped to fit (elsewhere the first text stays, the question)
+        # staying=0: any text may be dropped to fit (in state_ids the first one, the question, stays)
         evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
-        _, texts = case.tokens["action"]
+        _, sentences = case.tokens["action"]
         for column, a in enumerate(offered, 1):
-            action_pairs.append((state, texts[a]))
+            action_pairs.append((state, sentences[a]))
             places.append((n, column))
     device = policy.model.action.device
     most = max(len(offered) for _, offered, *_ in decisions)
@@ -290,10 +292,10 @@ def policy_of(policy, states):
 
 # ---------------------------------------------------------------- supervised stage (sec. 3.1.2)
 
-def supervised_states(policy, cases, cfg, rng):
-    """Decisions [(state, sentences offered, whether submitting and each of them is right)]. Right is to
-    submit, if no gold is missing; else every missing gold that is offered. If none is offered, one replaces
-    the last candidate."""
+def supervised_decisions(policy, cases, cfg, rng):
+    """Decisions [(state, sentences offered, right)]; right: whether submitting is, then whether each is.
+    If gold is missing, every missing gold that is offered is right (if none is offered, one replaces the last
+    candidate); else to submit."""
     states = []
     for case in cases:
         taken = training_state(case, rng, may_complete=True)
@@ -312,17 +314,17 @@ def supervised_states(policy, cases, cfg, rng):
     return decisions
 
 
-def supervised_loss(logp, correct):
-    """- sum over the correct actions of log pi(a|s), mean over states (sec. 3.1.2); both (n, 1 + k), correct
-    is bool. (The coarse loss is the mean over the missing gold.)"""
-    return -logp.masked_fill(~correct, 0.0).sum() / len(logp)  # filled: -inf times 0 would be nan
+def supervised_loss(logp, right):
+    """- sum over the right actions of log pi(a|s), mean over states (sec. 3.1.2); both (n, 1 + k), right is
+    bool. (The coarse loss is the mean over the missing gold.)"""
+    return -logp.masked_fill(~right, 0.0).sum() / len(logp)  # filled: -inf times 0 would be nan
 
 
 def supervised_losses(policy, cases, cfg, rng):
     """The loss of an update: the policy learns to take missing gold, and to submit when none is missing.
     Yields (loss, states, states whose likeliest action is right) per forward pass."""
     batch = rng.choices(cases, k=cfg.supervised_batch)
-    decisions = supervised_states(policy, batch, cfg, rng)
+    decisions = supervised_decisions(policy, batch, cfg, rng)
     for part in state_batches(decisions, cfg):
         logp = log_policy(policy, part)  # (n, 1 + k)
         _, _, right = zip(*part, strict=True)
@@ -382,14 +384,14 @@ class SearchPath:
         return [(self.case, self.moves[:end]) for end in ends]
 
 
-def finish_paths(policy, paths, draws=None, sampling="policy"):
-    """The paths, each taken to its end by the likeliest actions, or by drawn ones. draws: a random.Random per
+def finish_paths(policy, paths, rngs=None, sampling="policy"):
+    """The paths, each taken to its end by the likeliest actions, or by drawn ones. rngs: a random.Random per
     path. All open states of all paths are scored in one call."""
     paths = list(paths)
     while running := [n for n, p in enumerate(paths) if not p.done]:
         choices = policy_of(policy, [(paths[n].case, paths[n].moves) for n in running])
         for n, (actions, logprobs) in zip(running, choices, strict=True):
-            i = draw(draws[n], logprobs, sampling) if draws else likeliest(logprobs)
+            i = draw(rngs[n], logprobs, sampling) if rngs else likeliest(logprobs)
             paths[n] = paths[n].after(actions[i], logprobs[i])
     return rewarded(paths, policy.cfg)
 
@@ -408,16 +410,16 @@ def draw(rng, logprobs, sampling):
 
 
 def sample_paths(policy, cases, size, *seed, sampling="policy"):
-    """`size` paths per question; a path depends on its own seed alone. seed: parts of it, as (run seed,
-    "ppo", step)."""
-    starts, draws, times = [], [], Counter()
+    """`size` paths per question; a path's draws depend on its own seed alone. seed: parts of it, as (run
+    seed, "ppo", step)."""
+    starts, rngs, times_drawn = [], [], Counter()
     for case in cases:
         for _ in range(size):
             starts.append(SearchPath(case))
-            path_seed = stable_seed(*seed, case.question.id, times[case])
-            draws.append(random.Random(path_seed))
-            times[case] += 1  # a question drawn twice in a step goes on counting
-    return finish_paths(policy, starts, draws, sampling)
+            path_seed = stable_seed(*seed, case.question.id, times_drawn[case])
+            rngs.append(random.Random(path_seed))
+            times_drawn[case] += 1  # a question drawn twice in a step goes on counting
+    return finish_paths(policy, starts, rngs, sampling)
 
 
 def greedy_paths(policy, cases):
@@ -450,8 +452,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_reward(case, moves, cfg, t=0):
-    """The return of action t: R_t = gamma^(T - t) F1 + bonus EM, t = 0 … T - 1; T = len(moves) + 1, since
-    submitting is the last one. Even its F1 has one gamma; the bonus has none."""
+    """The return of action t: R_t = gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1 counts the
+    submit, whose own F1 has one gamma; the bonus has none."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -479,36 +481,36 @@ def state_key(case, moves):
 def baselines(policy, paths, least, *seed):
     """b(s) before every action of every path: the mean return of the other paths that took the same
     sentences, in any order. If fewer than `least` did, fresh paths are sampled from s, for b alone."""
-    through = {}  # state_key -> [(path, its return from there)]
+    visits = {}  # state_key -> [(path, its return from there)]
 
-    def note(path):
+    def add_visits(path):
         for state, its_return in zip(path.states(), returns_of(path, policy.cfg), strict=True):
-            through.setdefault(state_key(*state), []).append((path, its_return))
+            visits.setdefault(state_key(*state), []).append((path, its_return))
 
     for p in paths:
-        note(p)
-    # level by level: a fresh path counts for every later state that it passes, so deeper states lack fewer
+        add_visits(p)
+    # by depth: a fresh path also counts in every later state that it passes, so fewer are missing there
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # {(state_key, k): the start of its k-th missing path}, one for all paths that pass there
+        fresh = {}  # {(key, k): the start of the k-th path that key lacks}; all paths through key share it
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
                 key = state_key(case, moves)
-                num_others = len(through[key]) - 1  # without p: b(s) must not depend on its action
+                num_others = len(visits[key]) - 1  # without p: b(s) must not depend on its action
                 for k in range(least - num_others):
                     fresh.setdefault((key, k), SearchPath(case, moves, given=len(moves)))
-        draws = []
+        rngs = []
         for (_, k), start in fresh.items():
             taken = sorted(map(str, start.moves))  # one seed for each state_key
             path_seed = stable_seed(*seed, "baseline", start.case.question.id, *taken, k)
-            draws.append(random.Random(path_seed))
-        for p in finish_paths(policy, fresh.values(), draws):
-            note(p)
+            rngs.append(random.Random(path_seed))
+        for p in finish_paths(policy, fresh.values(), rngs):
+            add_visits(p)
     found = []
     for p in paths:
         of_states = []
         for state in p.states():
-            other_returns = [r for q, r in through[state_key(*state)] if q is not p]
+            other_returns = [r for q, r in visits[state_key(*state)] if q is not p]
             of_states.append(sum(other_returns) / len(other_returns))
         found.append(of_states)
     return found
@@ -592,14 +594,14 @@ def train(run, policy, cases):
                 loss.backward()
                 meter.add(loss, stats)
             norm = training.clip_gradient(policy.model)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite
                 optimizer.step()
             optimizer.zero_grad()
 
         row |= meter.means() | page.path_metrics(paths)
         returns = [returns_of(p, cfg) for p in paths]
         row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, returns, advantages)
-        policy.forget()  # its scores are those of weights that are gone
+        policy.forget()  # frees memory: those scores are of old weights
 
 
 # ---------------------------------------------------------------- the supervised stages' loop
@@ -611,8 +613,8 @@ PRETRAIN_METRICS = page.SUPERVISED
 
 
 def supervise(run, learner, losses, rows, held_out):
-    """--<stage>-steps updates at a rate that warms up and falls as half a cosine (sec. 4.3.2). A step of the
-    log has UPDATES_PER_STEP updates.
+    """Makes --<stage>-steps updates; the rate warms up, then falls as half a cosine (sec. 4.3.2). A step of
+    the log has UPDATES_PER_STEP updates.
 
     rows: training cases, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
     batch from them. held_out: others for the validation loss, perhaps none."""
@@ -621,7 +623,7 @@ def supervise(run, learner, losses, rows, held_out):
     lr = cfg.question_lr if stage in T5_STAGES else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in T5_STAGES else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: the last step may be short, so that its number would say too many
+    # kept in checkpoints: UPDATES_PER_STEP * step is too many where the last step is short
     counts = {"updates": 0}
     steps = math.ceil(total / UPDATES_PER_STEP)
     for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
@@ -635,7 +637,7 @@ def supervise(run, learner, losses, rows, held_out):
                 loss.backward()
                 meter.add(loss, {"tokens": count, "right_sum": hits})  # states, or a T5's target tokens
             norm = training.clip_gradient(learner.model)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite
                 optimizer.step()
             optimizer.zero_grad()
             counts["updates"] += 1
@@ -660,7 +662,8 @@ def validation_loss(losses, learner, held_out, cfg):
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
 #
 # A writer is an encoders.Writer, a T5 with its tokenizer. Each of its inputs begins with TASK ("generate
-# question: "); SEP (<sep>) stands between a question and its evidence.
+# question: "); SEP (<sep>) stands between a question and its evidence. The approximator is qap's T5, the
+# asker sqg's.
 
 def approximation_input(writer, case, taken):
     """Ids that QAp's T5 reads: the evidence, cut to fit. Its target is the question."""
@@ -690,7 +693,8 @@ def sub_question_rows(writer, approximator, paths, target):
     inputs, sources = [], []
     for p in paths:
         for k in range(len(p.taken) + 1):
-            source = prefix = p.taken[:k]
+            prefix = p.taken[:k]
+            source = prefix
             if target == "suffix":
                 source = sorted(p.case.gold - set(prefix))
             if source:  # from no evidence nothing is asked
@@ -718,7 +722,7 @@ def question_losses(writer, rows, cfg, rng):
 
 def forced_questions(policy, cases):
     """A path per question: the best sentence first; then, until the policy would submit, a sub-question and
-    its search. The policy sees the sentences taken, and no sub-question."""
+    its search (it is forced: whenever it would not submit, it asks). The policy sees no sub-question."""
     paths = []
     start = [(case, ()) for case in cases]
     for case, (actions, logprobs) in zip(cases, policy_of(policy, start), strict=True):
@@ -770,16 +774,20 @@ def asked_case(policy, path):
 
 # ---------------------------------------------------------------- evaluate
 
+CORRELATED = 10  # paths per question | sec. 4.4
+
+
 def evaluate(policy, split, cfg, progress):
     """The evidence that a search ends with, against the labels. Returns (rows, summary). split
     (evidence.Questions): cases, and the search that they are evaluated with."""
     policy.forget()
     paths = search_all(policy, split.cases, split.search, progress)
     rows, summary = page.scored(policy, paths, split, cfg.seed)
-    if split.search == "greedy" and cfg.correlate:
+    if split.search == "greedy" and cfg.correlate:  # once per set
         cases = split.cases[:cfg.correlate]
-        paths = sample_paths(policy, cases, 10, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
-        summary |= correlation(paths, 10)
+        paths = sample_paths(
+            policy, cases, CORRELATED, cfg.seed, "correlate", sampling=cfg.correlate_sampling)
+        summary |= correlation(paths, CORRELATED)
     return rows, summary
 
 
@@ -828,13 +836,13 @@ def evaluate_coarse(encoder, split, cfg, progress):
     for case, taken in zip(split.cases, evidence_of, strict=True):
         no_choice = (0.0,) * (len(taken) + 1)  # log p of actions that no policy drew
         paths.append(SearchPath(case, taken, logprobs=no_choice, done=True))
-    rows, summary = page.scored(policy, paths, split, cfg.seed)
+    rows, summary = page.scored(policy, rewarded(paths, cfg), split, cfg.seed)
     return rows, summary | {"by_rule": True}  # so that it is left out of the mean over sets
 
 
 def ranking(encoder, split, cfg):
-    """How gold is ranked when nothing is taken yet (sec. 4.3.2). The rows' em is hit@1, their f1 recall among
-    the candidates (`names`: what is printed); percentile: of the best gold sentence among all."""
+    """How gold is ranked when nothing is taken yet (sec. 4.3.2). So that tables can be shared, the rows' em
+    is hit@1 and their f1 recall among the candidates; percentile: of the best gold sentence among all."""
     queries = [state_ids(encoder.pair_tokenizer, case, ()) for case in split.cases]
     rows = []
     for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
@@ -865,10 +873,10 @@ class Stage:
     begins_with: str            # the one whose weights it starts from, if it has no checkpoint of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
-    searches: tuple             # ways to find evidence, an evaluation each (qap's is unused: it reads gold)
+    searches: tuple             # ways to find evidence, an evaluation each (qap, which reads gold: one)
 
 
-STAGES = {
+STAGES = {  # needs, begins_with, losses, evaluate, searches
     "coarse": Stage((), "", coarse_losses, evaluate_coarse, ("ranking", "bm25", "coarse", "oracle")),
     "supervised": Stage(("coarse",), "", supervised_losses, evaluate, ("greedy", "beam")),
     "ppo": Stage(("coarse",), "supervised", None, evaluate, ("greedy", "beam")),
@@ -889,7 +897,7 @@ def question_rows(cfg, stage, writer, policy, cases, required):
     if stage == "qap":
         rows = approximation_rows(writer, paths)
     else:
-        approximator = encoders.load_writer(cfg, stages.checkpoint_of(cfg, "qap"))  # its checkpoint
+        approximator = encoders.load_writer(cfg, stages.checkpoint_of(cfg, "qap"))
         rows = sub_question_rows(writer, approximator, paths, cfg.sqg_target)
     if required and not rows:
         raise data.DataError(

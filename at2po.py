@@ -59,8 +59,8 @@ class Config(flags.PassageFlags):
     chains: int = 10                # M, chains a tree begins with | sec. 5.1
     rounds: int = 2                 # L, rounds of expansion | sec. 5.1
     expand: int = 6                 # N, turns sampled again per round (the PDF's K) | sec. 5.1
-    # which turns get a sibling: by entropy, or random ones; none (chains) and branches are the baselines'
-    # | Algorithm 1
+    # which turns get a sibling: entropy = the most uncertain; random; none = chains alone (GRPO, DAPO, GSPO);
+    # branches = AEPO's | Algorithm 1
     expansion: Literal["entropy", "random", "none", "branches"] = "entropy"
     group_size: int = 16            # trajectories per question for the baselines | sec. 5.1
 
@@ -79,8 +79,8 @@ class Config(flags.PassageFlags):
     eval_temperature: float = 0.0   # in evaluation and --ask; 0 = greedy | authors' code
 
     # ---- reward, credit, loss
-    bad_format_reward: float = -1.0  # reward of a bad format; 0 in the text above Eq 16 | Eq 16
-    # V(n): children's mean, by H, its softmax or none | Eq 3, Table 2
+    bad_format_reward: float = -1.0  # reward of a bad format; the sentence above Eq 16 says 0 | Eq 16
+    # V(n) weighs a child by its entropy H, a softmax of H, equally, or by its leaves | Eq 3, Table 2
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
@@ -101,8 +101,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; 0 = no limit; auto = an estimate of what GRPO would sample: steps x
-    # questions x group_size x mean tokens, so far, of the chains that trees begin with
+    # sampled tokens that end training; 0 = no limit; auto = what GRPO's chains would sample: steps x
+    # questions_per_step x group_size x mean tokens, so far, of the chains that trees begin with
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -132,7 +132,7 @@ For example, <think> This is the reasoning process. </think> <search> search que
 search result here </result>  <think> This is the reasoning process. </think> <answer> The final answer is \
 \\[ \\boxed{answer here} \\] </answer>. In the last part of the answer, the final exact answer is enclosed \
 within \\boxed{} with latex format."""
-# the same where the chat template tells of the tool; ours
+# for --prompt-form tools, where the chat template describes the tool; ours
 TOOLS_PROMPT = SYSTEM_PROMPT.partition(" The reasoning process and")[0] + """ The reasoning process \
 and answer are enclosed within <think> </think> and <answer> </answer> tags respectively. In the last part \
 of the answer, the final exact answer is enclosed within \\boxed{} with latex format, as in <answer> The \
@@ -201,8 +201,8 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    # of the path that one call of play_from adds, in the seed of its turns; "chain3.0-2" is choice 2 of round
-    # 0, at a turn of chain3; ".0-2" is one at the root
+    # one per call of `play`, for all turns that it adds, and part of their seeds: "chain3.0-2" is a sibling
+    # of a turn of chain3, choice 2 of round 0; ".0-2" is a new chain, begun at the root
     name: str = ""
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
@@ -233,7 +233,7 @@ async def play_turn(player, node, name):
     """One turn after `node`: sample it, search, read the result. Returns its node, a new child of `node`.
     player: policy, search, prompt_ids, cfg, seed, temperature (common/agent.py).
 
-    A turn without a query (its double quotes removed) ends the trajectory. After max_searches searches the
+    A turn without a query ends the trajectory (quotes are removed from a query). After max_searches the
     next query gets LIMIT_MESSAGE, and the one after it ends the trajectory. A result that leaves no room for
     a token is dropped, and ends it as "length"."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
@@ -253,7 +253,7 @@ async def play_turn(player, node, name):
         stop=stop,
         max_tokens=room,
         temperature=player.temperature,
-        seed=stable_seed(player.seed, name, len(turns)),  # the name tells siblings apart, the depth turns
+        seed=stable_seed(player.seed, name, len(turns)),  # name: which path; len(turns): which turn of it
     )
     text = sampled_text(tokenizer, g.token_ids, g.stop_reason)  # may go on past the stop string
     # the loss covers the sampled ids, stop string included; the observation's ids have mask 0 (collate, in
@@ -264,7 +264,8 @@ async def play_turn(player, node, name):
     if g.stop_reason == call[1] and queries:
         query = tool_search.query_of(queries[-1]) if cfg.prompt_form == "tools" else queries[-1]
         query = query.replace('"', "").strip()
-    # text for the page, ids for the policy: in the form of tools, as the model's template writes a reply
+    # observation: the text, which the page shows and parse_response reads; observation_ids: what the policy
+    # reads, in the form of tools as the model's template writes a reply
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
         result = render_passages(passages, cfg.max_passage)
@@ -275,7 +276,7 @@ async def play_turn(player, node, name):
         if cfg.prompt_form == "tools":
             turn.observation_ids = chat.render_reply(tokenizer, turn.ids, LIMIT_MESSAGE)
         else:
-            turn.observation, turn.observation_ids = chat.encode(tokenizer, turn.observation)
+            _, turn.observation_ids = chat.encode(tokenizer, turn.observation)
     if turn.observation_ids and len(turn.ids) + len(turn.observation_ids) >= room:  # no room for a next token
         turn.observation, turn.observation_ids, turn.stop_reason = "", [], "length"
     new.done = not turn.observation_ids  # nothing was read, so nothing follows
@@ -296,7 +297,7 @@ SIBLING_PENALTY = .05  # alpha of Algorithm 1, line 11 | authors' code
 
 def choose_nodes(root, cfg, rng):
     """The N nodes that get a sibling next (lines 10 to 12): the most uncertain turns first, or random ones;
-    never final turns (answered or cut off). The root, or a first turn, gets a new chain."""
+    never a leaf. The root has no siblings: where it is chosen, a new chain begins."""
     candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
@@ -304,8 +305,8 @@ def choose_nodes(root, cfg, rng):
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
-        # Line 11 counts the turn itself among its siblings, here it is left out: a constant, so the order is
-        # the same. The root is in the authors' code alone: entropy 0, so it is seldom chosen
+        # Line 11 counts the turn itself, too: one penalty more for every turn, so the order is the same. Only
+        # the authors' code has the root: its entropy is 0, so it is seldom chosen
         if node is root:
             return -SIBLING_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
@@ -351,7 +352,7 @@ def rollout_trees(policy, retriever, questions, cfg, step):
             leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
         return root
 
-    seeds = rollout.tree_seeds(questions, cfg.seed, step)  # of AT2PO's committed runs: not question_seeds
+    seeds = rollout.tree_seeds(questions, cfg.seed, step)  # not question_seeds: results/ was made with these
     agents = [grow(q, seed) for q, seed in zip(questions, seeds, strict=True)]
     return rollout.run_agents(agents, policy.engine, search)
 
@@ -451,7 +452,7 @@ def child_weights(children, rule):
     entropies = [child.turn.entropy for child in children]
     equal = [1.0] * len(children)
     if rule == "child-weighted":  # H(c) / sum of H(c')
-        weights = entropies if any(entropies) else equal  # 0 / 0: ours
+        weights = entropies if any(entropies) else equal  # where all are 0: ours
     elif rule == "child-softmax":  # authors' code; nearly equal while entropies are below .1 nats
         weights = [math.exp(h) for h in entropies]
     elif rule == "child-mean":
@@ -474,16 +475,16 @@ def node_value(node, rule):
     return node.value
 
 
-def turn_credit(root, rule, advantage, sample_std):
+def turn_credit(root, value_rule, advantage_rule, sample_std):
     """Eq 3: V(n) and A(n) of every turn, from leaf.trajectory.reward and the turns' entropies."""
     for leaf, value in zip(root.leaves(), leaf_values(root.rewards(), sample_std), strict=True):
         leaf.value = value
-    node_value(root, rule)
+    node_value(root, value_rule)
     for node in root.nodes()[1:]:  # the root has no turn
         td = node.value - node.parent.value
         above_root = node.value - root.value
-        by_kind = {"value": node.value, "td": td, "global": above_root, "combined": td + above_root}
-        node.advantage = by_kind[advantage]
+        by_rule = {"value": node.value, "td": td, "global": above_root, "combined": td + above_root}
+        node.advantage = by_rule[advantage_rule]
 
 
 def assign_advantages(root, cfg):
@@ -509,9 +510,9 @@ def assign_advantages(root, cfg):
 def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_sequences=None):
     """Eq 10-12. Returns (loss, stats). GSPO (Eq 8-9) is the case of one turn per sequence.
 
-    All are (B, K), K turns of the longest sequence. log_ratio: of a turn's probability, new to old: the sum
-    over its tokens. advantages: A of the turn. tokens: how many it has; 0 = there is no such turn.
-    num_sequences: the denominator, where the rows are a micro-batch: sequences of the whole mini-batch."""
+    All are (B, K), K: most turns of a row. log_ratio: log pi - log pi_old, summed over the turn's tokens.
+    advantages: A of the turn. tokens: how many it has; 0 = there is no such turn. num_sequences: what the sum
+    is divided by, B if it is not given; of a micro-batch the sequences of its whole mini-batch."""
     # Eq 11: s_k = (pi(turn k) / pi_old(turn k))^(1 / |turn k|). Its gradient is Eq 12's, s_k times the mean
     # over the turn of grad log p_t. A mean log-ratio above 10 counts as 10: s stays finite, without gradient
     s = (log_ratio / tokens.clamp(min=1)).clamp(max=10).exp()
@@ -528,8 +529,8 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
 
 def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
-    """turn_loss from tokens. Returns (loss, stats). All are (B, T); [b, t] belongs to token t (log-probs are
-    shifted already).
+    """turn_loss from tokens, for other trainers (examples/); `train` uses policy_loss. Returns (loss, stats).
+    All are (B, T); [b, t] belongs to token t (log-probs are shifted already).
 
     logprobs: in float32; old_logprobs, advantages: without gradient. response_mask: what the policy sampled,
     any dtype. turn_ids: its turns, numbered from 0 in each row; -1 elsewhere. A turn's advantage is its
@@ -538,8 +539,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
     response_mask = training.per_token(logprobs, response_mask, old_logprobs=old_logprobs,
                                        advantages=advantages, turn_ids=turn_ids)
     log_ratio, tokens = training.turn_sums(logprobs - old_logprobs, response_mask, turn_ids)
-    of_turns, _ = training.turn_sums(advantages, response_mask, turn_ids)
-    return turn_loss(log_ratio, of_turns / tokens.clamp(min=1), tokens, clip_low, clip_high, num_sequences)
+    sums, _ = training.turn_sums(advantages, response_mask, turn_ids)
+    return turn_loss(log_ratio, sums / tokens.clamp(min=1), tokens, clip_low, clip_high, num_sequences)
 
 
 def update_spread(log_ratio, response_mask, turn_ids):
@@ -559,16 +560,15 @@ def update_spread(log_ratio, response_mask, turn_ids):
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
     """(loss, stats) of a micro-batch, from log-probs of tokens (B, T) and of turns (B, K). The denominator is
     num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
-    # as they are, but with --sampler-correction token: times min(p_trainer / p_engine, 2) of each token, of
-    # which a turn gets the mean
+    # --sampler-correction token: each token's times min(p_trainer / p_engine, 2); a turn gets their mean
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
     log_ratio = turn_logprobs - batch.old_turn_logprobs                                  # (B, K)
-    of_turns, tokens = training.turn_sums(advantages, batch.response_mask, batch.turn_ids)
+    sums, tokens = training.turn_sums(advantages, batch.response_mask, batch.turn_ids)
     if cfg.loss == "gspo":  # a sequence is one turn
-        log_ratio, of_turns, tokens = (x.sum(1, keepdim=True) for x in (log_ratio, of_turns, tokens))
-    advantages = of_turns / tokens.clamp(min=1)
+        log_ratio, sums, tokens = (x.sum(1, keepdim=True) for x in (log_ratio, sums, tokens))
+    advantages = sums / tokens.clamp(min=1)
     return turn_loss(log_ratio, advantages, tokens, cfg.clip_low, cfg.clip_high, num_sequences)
 
 
@@ -583,9 +583,9 @@ METRICS = trees.METRICS  # {name of a logged number: what it is}
 
 
 def minibatches_of(roots, model, reference, cfg):
-    """[(micro-batches, sequences, sampled tokens)] of each mini-batch of trees that makes an update: this
-    rank's micro-batches, common turns once; both counts are of all ranks. Old log-probs are the trained
-    model's of before any update, not the engine's; the first update's are those of its own pass (train)."""
+    """[(micro-batches, sequences, sampled tokens)], one per update: micro-batches of this rank, in which a
+    turn that leaves share is computed once; counts of all ranks. Old log-probs are the trained model's
+    before any update, not the engine's; the first update takes them from its own pass (train)."""
     found = []
     for i in range(0, len(roots), cfg.mini_batch):
         trajectories = trajectories_of(roots[i:i + cfg.mini_batch])
@@ -607,12 +607,13 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    budget = baselines.TokenBudget(cfg)  # ours. budget.spent: {"tokens": so far, …}; checkpoints keep it
+    # ours. spent: {"tokens": so far, …}, which checkpoints keep; questions_per_step: thrice cfg's for DAPO
+    budget = baselines.TokenBudget(cfg)
     # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
-        order = stable_seed(cfg.seed, "order")  # of the seed alone: --resume draws what the first run would
-        questions = data.batch_of_step(split.questions, step, budget.questions_per_step, order)
+        order_seed = stable_seed(cfg.seed, "order")  # one order for all steps
+        questions = data.batch_of_step(split.questions, step, budget.questions_per_step, order_seed)
         with run.sampling(policy, row):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
 
@@ -620,8 +621,8 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        learned_roots = baselines.learned_from(roots, cfg)  # all
-        # (DAPO: lowers the rewards of long answers, in place, then drops flat groups)
+        # all trees; DAPO lowers rewards of long answers, in place, and takes flat trees if others are few
+        learned_roots = baselines.learned_from(roots, cfg)
         for root in learned_roots:
             assign_advantages(root, cfg)
 
@@ -633,10 +634,10 @@ def train(run, policy, reference, split):
         training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in minibatches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
-        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:  # old log-probs stay
+        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
-                b.remember_old(logprobs, turn_logprobs)  # the first update; later ones have theirs
+                b.remember_old(logprobs, turn_logprobs)  # in the first update; no effect later
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 if meter.total:  # not in the step's first update, where all log-ratios are 0
@@ -644,11 +645,12 @@ def train(run, policy, reference, split):
                     stats["spreads"] = update_spread(moved, b.response_mask, b.turn_ids).tolist()
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite, on all ranks
                 optimizer.step()
             optimizer.zero_grad()
 
-        # how far it moved what was right (ours): all other numbers are of the weights before the last update
+        # ours: how far this step moved the log-probs of right answers, and of wrong ones; all other numbers
+        # are of the weights before the last update
         if minibatches:
             last, *_ = minibatches[-1]
             row |= training.moved(model, last, cfg.temperature)
@@ -679,7 +681,7 @@ def main(argv=None):
     (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
-    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data: leaves a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data trains first, and is then a --checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.ask:
@@ -688,7 +690,7 @@ def main(argv=None):
     # folder.start: the checkpoint that --resume goes on from
     policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
     if cfg.eval_only:
-        split = None  # nothing learns it
+        split = None  # no training
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate, learned=split):

@@ -8,9 +8,9 @@ model. Two policies are trained from one checkpoint, one per reward, and their w
 GRPO, except: a right trajectory earns 1 - prod_i (1 - r_i) over its reasoning steps (the paper's cascade),
 not 1, so a group whose trajectories are all right can still teach; and the result is the average of two
 policies. (Ours: a group of equal rewards makes no loss, not even its KL term.)
-A *step* is a training step. The paper's step T_i is a *reasoning step*: the thought of a turn (in the
-embedded world, the toy data set that comes with the code, the whole turn). Names of rewards and distances
-mean reasoning steps.
+There are two kinds of step. cfg.steps and `step` are training steps. step_text, answer_step, step_reward and
+steps_scored mean the paper's T_i, a *reasoning step*: the thought of a turn (in the embedded world, the toy
+data set that comes with the code, the whole turn).
 
     Eq 2     conditional information distance      information_distance
     Eq 3     complexity as -log2 likelihood        complexity
@@ -22,7 +22,7 @@ mean reasoning steps.
 
     python bi_rar.py                    embedded world, seven minutes: baseline, forward, backward, merge
     python bi_rar.py --stage forward    one stage (baseline, forward, backward, merge, eval); --resume goes on
-    python bi_rar.py --stage merge --forward A --backward B --data search-r1     two folders, one architecture
+    python bi_rar.py --stage merge --forward A --backward B --data search-r1   two folders of one architecture
     python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct      the paper's setting: a search server; not run by us
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
@@ -74,7 +74,7 @@ class Config(flags.PassageFlags):
     prompt_form: Literal["user", "tools"] = "user"
     group_size: int = 5             # trajectories per question | sec. 4
     top_k: int = 3                  # passages per search | Search-R1
-    max_searches: int = 4           # turns before the last one, invalid ones included | Search-R1
+    max_searches: int = 4           # turns before the last one, also without a search | Search-R1
     max_passage: int = 4000         # characters kept of a passage; --max-observation cuts after that
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens per turn | Search-R1
@@ -92,7 +92,7 @@ class Config(flags.PassageFlags):
     step_text: Literal["thought", "turn"] = "thought"
     # whether the turn that answers is a reasoning step; off: an answer in the first turn earns 0
     answer_step: Literal["on", "off"] = "on"
-    explain_limit: int = 100        # an evaluation measures the distances of so many trajectories per set
+    explain_limit: int = 100        # trajectories per set whose distances an evaluation measures
 
     # ---- update
     data: str = "search-r1"         # training questions: file, hub name, or "world"; NQ and HotpotQA | sec. 4
@@ -126,7 +126,7 @@ ACTIONS = {
     "user": re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL),
     "tools": re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL),
 }
-# the same where the chat template tells of the tool; ours
+# PROMPT for --prompt-form tools, where the chat template describes the tool; ours
 TOOLS_PROMPT = """\
 Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get \
 new information. After reasoning, if you find you lack some knowledge, you can call the search tool as many \
@@ -157,7 +157,7 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="u
 
 
 def render_result(tokenizer, shown, limit, form="user"):
-    """(text, ids) of a search result that shows this text, in the tokens that it has before a turn's "<"
+    """(text, ids) of a search result that shows this text; ids: those that it has where a turn's "<" follows
     (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
     `limit` tokens loses its end, but not the closing tag; in the form of tools the limit does not count the
     template's own words."""
@@ -193,8 +193,8 @@ async def play(player, question, name):
     max_searches turns, invalid ones included, there is a last one; a search in it is not executed. name is
     part of its seeds."""
     cfg, tokenizer = player.cfg, player.policy.tokenizer
-    in_calls = cfg.prompt_form == "tools"
-    stop = (tool_search.CALL[1] if in_calls else "</search>", "</answer>")
+    as_tool = cfg.prompt_form == "tools"
+    stop = (tool_search.CALL[1] if as_tool else "</search>", "</answer>")
     turns = []
     last = False
     while not last:
@@ -210,13 +210,13 @@ async def play(player, question, name):
         # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
 
-        kind, said = action_of(text, cfg.prompt_form)
+        kind, content = action_of(text, cfg.prompt_form)
         last = kind == "answer" or len(turns) >= cfg.max_searches
-        if not last and kind:
-            passages = await player.search(said, cfg.top_k)
+        if not last and kind == "search":
+            passages = await player.search(content, cfg.top_k)
             turn.observation, turn.observation_ids = render_observation(
                 tokenizer, passages, cfg.max_observation, cfg.max_passage, cfg.prompt_form)
-        elif not last and in_calls:
+        elif not last and as_tool:
             turn.observation = INVALID_CALL
             turn.observation_ids = chat.render_reply(tokenizer, turn.ids, INVALID_CALL)
         elif not last:
@@ -306,7 +306,7 @@ class ReasoningStep(NamedTuple):
 
 
 def terms_of(reasoning_step, line_break):
-    """The seven K(u | v) of Eq 4, {"u|v": (ids of v, ids of u)}."""
+    """The seven K(u | v) of Eq 4, {"u|v": (ids of v, ids of u)}; the texts of v in the order Q, A, T."""
     Q, A, T = reasoning_step
 
     def lines(*texts):
@@ -378,20 +378,19 @@ def measure_distances(policy, scorer, pairs, cfg):
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
     same = scorer.tokenizer is None
-    # by identity, as trajectories are compared
-    steps_of = {id(t): reasoning_steps_of(t, q, tokenizer, cfg, same_vocabulary=same) for t, q in pairs}
+    steps_of = {t: reasoning_steps_of(t, q, tokenizer, cfg, same_vocabulary=same) for t, q in pairs}
     distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
     terms = {r: terms_of(r, line_break) for r in distinct if r.T}
-    # model: scorer.model; with --lora and no --scorer the policy itself, its adapters off
+    # model: scorer.model; if that is the policy itself (--lora without --scorer), with its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
         bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}, of all ranks
     measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # an empty T stays there
     for r, of_step in terms.items():
         measured[r] = distances({name: bits[v_u] for name, v_u in of_step.items()})
     for t, _ in pairs:
-        t.info.d_TA = [measured[r][0] for r in steps_of[id(t)]]
-        t.info.d_TQ = [measured[r][1] for r in steps_of[id(t)]]
+        t.info.d_TA = [measured[r][0] for r in steps_of[t]]
+        t.info.d_TQ = [measured[r][1] for r in steps_of[t]]
     return len(distinct)
 
 
@@ -405,7 +404,7 @@ def step_reward(distance):
 def cascade(step_rewards):
     """Eq 5-6 of a right trajectory, as printed: sum_i r_i prod_{j<i} (1 - r_j), over its reasoning steps.
     It equals 1 - prod_i (1 - r_i), the chance that at least one of them succeeds. So their order does not
-    matter, and every further step raises the reward, however bad it is. With d = 1 each:
+    matter, and every further reasoning step raises the reward, however bad it is. With d = 1 each:
 
     >>> [round(cascade([step_reward(1)] * n), 2) for n in (1, 2, 3)]
     [0.37, 0.6, 0.75]
@@ -477,8 +476,8 @@ def train(run, policy, initial, scorer, split):
         for group in groups:
             assign_advantages(group)
 
-        # 4. this rank's micro-batches (B, T), with log-probs of the initial policy, and of the trained one of
-        # before any update (the first update's: by its own pass). Groups of equal rewards only count in N
+        # 4. this rank's micro-batches (B, T), with log-probs of the initial policy (for the KL) and of the
+        # policy before any update (the first update: from its own pass). Flat groups count in N alone
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -491,8 +490,8 @@ def train(run, policy, initial, scorer, split):
                         cfg.temperature, old=bool(mini_batches))
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
-        # 5. per mini-batch (in the first one rho = exp(logprob - old_logprob) is 1, so the clip does nothing)
-        # loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
+        # 5. per mini-batch: loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
+        # rho = exp(logprob - old_logprob); 1 in the first mini-batch, so that the clip does nothing there
         # o: a trajectory, adv: its advantage; N: the mini-batch's trajectories of all ranks, flat groups too.
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         all_batches = [b for batches, _ in mini_batches for b in batches]
@@ -501,17 +500,17 @@ def train(run, policy, initial, scorer, split):
         for batches, num_sequences in mini_batches:
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
-                b.remember_old(logprobs)  # the first update; later ones have theirs
+                b.remember_old(logprobs)  # in the first update; no effect later
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)  # off by default
                 # 1 / (N |o|), (B, 1); grpo_loss applies the mask
                 token_weights = training.sequence_weights(b.response_mask, num_sequences)
                 loss, stats = training.grpo_loss(
                     logprobs, b.old_logprobs, advantages, b.response_mask, token_weights,
                     clip_low=cfg.clip, clip_high=cfg.clip, kl_coef=cfg.kl_coef, ref_logprobs=b.ref_logprobs)
-                (loss * b.weight).backward()  # weight 0: a filler batch, since all ranks make as many passes
+                (loss * b.weight).backward()  # weight 0: a filler, so that all ranks make equally many
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite, on all ranks
                 optimizer.step()
             optimizer.zero_grad()
 
@@ -579,6 +578,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # forward     the initial policy    cascade of exp(-d_TA)        NAME-forward, with a checkpoint
 # backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
 # merged-0.25 forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
+#             (--stage merge makes one for each of --lambdas)
 # eval        --checkpoint          (only evaluated)             NAME-eval
 # length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
 # shuffled    the initial policy    cascade, d_TA permuted       NAME-shuffled, with a checkpoint
@@ -605,7 +605,7 @@ def main(argv=None):
     stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
     free = ["stage", "lambdas"]  # --resume may change these flags
     runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
-    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: leaves a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data trains first, and is then a --checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
     # --stage eval evaluates a --checkpoint, but measures distances with initial_source
@@ -634,10 +634,10 @@ def merged_weights(cfg, stage):
 
 def run_stage(run, source, newer_than, initial_source, split, evals):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
-    a stage whose evaluations are newer than a time."""
+    a stage that is done: all its steps, and evaluations younger than newer_than, a file's time."""
     cfg = run.cfg
     trains = run.name in TRAINED
-    steps, lora = 0, 0  # weights that are evaluated alone have no adapters to switch off
+    steps, lora = 0, 0  # without training the policy has no adapters: the initial one is loaded beside it
     if trains:
         steps, lora = cfg.steps, cfg.lora
     if run.folder.is_done(steps, evals, newer_than):
@@ -659,7 +659,7 @@ def run_stage(run, source, newer_than, initial_source, split, evals):
     with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate, learned=split):
         if trains:
             train(run, policy, initial, scorer, split)
-        final = partial(evaluate, scorer=scorer)  # measures distances, too
+        final = partial(evaluate, scorer=scorer)  # measures distances; evaluations between steps do not
         run.evaluate(evaluate=final, initial=run.name == "initial")
 
 
@@ -676,7 +676,7 @@ def pair_to_merge(cfg):
 def find_initial(cfg):
     """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
     scorer. Empty for a served --policy, or a merge of named folders without --model."""
-    # --stage eval: --checkpoint is what is evaluated, and not what training began with, but for a warm-up's
+    # --stage eval: --checkpoint is what is evaluated, not the initial policy, unless a warm-up made it
     if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
     if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
@@ -694,7 +694,7 @@ def load_scorer(cfg, policy, initial):
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
-    # of one vocabulary: the scorer reads the sampled ids as they are (a served --policy returns text)
+    # one vocabulary: the scorer reads the sampled ids as they are (a served --policy returns text)
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
         return Scorer(model)
     return Scorer(model, tokenizer)
@@ -744,9 +744,9 @@ tiny_policy = AGENT.tiny_policy
 learn_first = partial(AGENT.learn_first, PAPER_EVAL)
 
 
-def terms_of_demonstration(cfg, tokenizer, line_break, question, demo, index):
+def terms_of_demonstration(cfg, tokenizer, line_break, question, demo, retriever):
     """What --scorer lines learns to read: the terms of each reasoning step of a demonstration."""
-    trajectory = AGENT.demonstration(tokenizer, question, demo, index, cfg)
+    trajectory = AGENT.demonstration(tokenizer, question, demo, retriever, cfg)
     reasoning_steps = reasoning_steps_of(trajectory, question, tokenizer, cfg)
     return [terms_of(r, line_break) for r in dict.fromkeys(reasoning_steps)]
 

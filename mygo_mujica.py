@@ -6,15 +6,15 @@ passages it retrieves, or from the triples of one entity. The sub-questions of a
 graph is built, since one planner turn is one layer. An attempt is one planner with all its workers. MyGO
 trains both roles by plain likelihood on attempts whose reward passes a threshold that rises with the policy.
 
-GRPO, except: there is no advantage, ratio, clip or KL. An attempt that passes the threshold is learned by its
-likelihood, the others are thrown away, and a question is asked again until three attempts have passed or 16
-were made.
+Of GRPO only the groups stay: there is no advantage, ratio, clip or KL. An attempt that passes the threshold
+is learned by its likelihood, the others are thrown away, and a question is asked again until three attempts
+have passed or 16 were made.
 
     Eq 1        planner and workers              plan, work
     sec. 3.3    rising threshold K               next_threshold
     D.1         multiple-attempt sampling        sample, until_enough
     D.2         selection, planner and workers   select, conversations
-    Eq 6        likelihood of sampled tokens     mle_loss, update     (Eq 4, GRPO, to compare with: baselines)
+    Eq 6        likelihood of sampled tokens     mle_loss, update       (Eq 4, GRPO: agent_grpo_loss)
     D.3         warm-up                          warm_up, sft
     App. F      offline MyGO                     --stage offline
     Tables 7-10 prompts                          SYSTEM, SHOTS (at the end)
@@ -23,7 +23,7 @@ were made.
                                            minutes; --envs kg: in its knowledge graph. (The world's policy
                                            cannot read examples: its "few-shot" is the policy as it starts)
     python mygo_mujica.py --stage offline  one stage: few-shot, warm-up, mygo, offline, fixed, grpo, star, …
-    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json   and one of
+    python mygo_mujica.py --model Qwen/Qwen2.5-7B-Instruct --data TRAIN.json --eval-data DEV.json  with one of
         --corpus contexts --retriever dense:BAAI/bge-large-en-v1.5           2Wiki-Text
         --envs kg --graph triples.jsonl                                      2Wiki-KG
         --envs kimi                                                          Hotpot-Kimi
@@ -78,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # words of a passage, triple or question, and 20 times as many characters
+    max_words: int = 200            # kept of a passage, triple or question; at most 20 times as many letters
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -103,13 +103,13 @@ class Config(flags.PassageFlags):
     max_attempts: int = 16          # attempts per question | D.3
     threshold: float = .5           # K before the first iteration; mygo raises it, fixed keeps it
     offline_threshold: float = .8   # K of offline
-    group_size: int = 5             # attempts per question of STaR, RAFT and GRPO
+    group_size: int = 5             # attempts per question of STaR, RAFT, RAFT++ and GRPO
     mini_batch: int = 32            # attempts per update
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
     grpo_lr: float = 1e-6           # GRPO's and RAFT++'s, constant; as in the other scripts
     clip: float = .2                # GRPO: half width of the clip window
-    kl_coef: float = 1e-3           # GRPO: k3 estimate of the KL to the weights it started from
+    kl_coef: float = 1e-3           # GRPO: weight of the KL (k3) to the weights it started from
     token_budget: int = 0           # training ends when it has sampled so many tokens; 0 = no limit
 
 
@@ -122,12 +122,12 @@ NOTHING = "No relevant information found."  # Table 10
 
 def first_prompt(tokenizer, who, request, few_shot=False):
     """Prompt ids of a conversation: instructions, the example if wanted, the request. who: (environment,
-    role), the key of SYSTEM and SHOTS."""
+    "planner" or "worker"), the key of SYSTEM and SHOTS."""
     messages = [("system", SYSTEM[who])]
     if few_shot and not chat.is_tiny(tokenizer):  # the embedded world's policy has no words for examples
         for n, text in enumerate(SHOTS[who]):
-            role = "assistant" if n % 2 else "user"
-            messages.append((role, text))
+            speaker = "assistant" if n % 2 else "user"
+            messages.append((speaker, text))
     # Foreign: text from outside, of which no special token can be made
     return chat.render_chat(tokenizer, [*messages, ("user", chat.Foreign(request))])
 
@@ -172,7 +172,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*+\(\s*+
-    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; none or several: no call, but counted
+    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; without one, or with several, a bad call
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 
@@ -218,8 +218,8 @@ def calls_of_text(text):
     """([(None, sub-question)] of <search> tags, how many tags made none)"""
     sub_questions = [" ".join(inside.split()) for inside in SEARCH.findall(text)]
     calls = [(None, sub_question) for sub_question in sub_questions if sub_question]
-    begun = max(text.count("<search>"), text.count("</search>"))  # an unclosed or unopened tag counts too
-    return calls, begun - len(calls)
+    tags = max(text.count("<search>"), text.count("</search>"))  # an unclosed or unopened tag counts too
+    return calls, tags - len(calls)
 
 
 def calls_of_graph(text):
@@ -230,8 +230,8 @@ def calls_of_graph(text):
         sub_question = " ".join((double or single).split())
         if label and sub_question:
             calls.append((int(label[1]), sub_question))
-    begun = len(re.findall(r"\bSearch\s*\(", text))
-    return calls, begun - len(calls)
+    seen = len(re.findall(r"\bSearch\s*\(", text))
+    return calls, seen - len(calls)
 
 
 def parse_report(text, num_materials):
@@ -313,9 +313,9 @@ class PlannerInfo(Outcome):
     searches (number of sub-questions), and:"""
     who: tuple = ("text", "planner")
     request: str = ""           # its first user message
-    entities: list = field(default_factory=list)    # kg: label [i] means entities[i]; workers add more
-    calls: list = field(default_factory=list)       # calls[i]: [(label, sub-question)] of turns[i]
-    workers: list = field(default_factory=list)     # workers[i]: the Trajectory of each call's worker
+    entities: list = field(default_factory=list)    # kg: label [i] means entities[i]; take_report adds more
+    calls: list = field(default_factory=list)       # calls[i]: [(label, sub-question)] sent at turns[i]
+    workers: list = field(default_factory=list)     # workers[i]: the Trajectories of their workers
     faults: Counter = field(default_factory=Counter)    # {fault: how often}
     tokens: int = 0             # sampled in the attempt, by planner and workers
 
@@ -406,9 +406,9 @@ async def plan(team, question, name, seed, watch=None):
         turn = await team.next_turn(attempt, stable_seed(seed, name, k))
         attempt.turns.append(turn)
         calls, info.answer, faults = parse_plan(turn.text, place.env, cfg.max_parallel)
-        if calls and k + 1 == cfg.max_rounds:  # nobody would read what workers find: none are sent
+        if calls and k + 1 == cfg.max_rounds:  # nobody would read what workers find: none is sent
             calls, info.problem = [], "out of rounds"
-            faults[info.problem] = 1
+            faults["out of rounds"] = 1
 
         layer = []  # workers that run side by side
         for i, (label, sub_question) in enumerate(calls):
@@ -425,10 +425,10 @@ async def plan(team, question, name, seed, watch=None):
         if workers:
             reports = []
             for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
-                reports.append(report(worker.info, entities, place, cfg))
+                reports.append(take_report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
-            # none of these ids was sampled, so all have mask 0: if the planner's turn was cut off, the end of
-            # its message; then the user's message with the observation
+            # the end of the planner's message, if it was cut off, then the user's message with the
+            # observation: none of these ids was sampled, so all have mask 0
             observation = chat.Foreign(turn.observation)
             turn.observation_ids = chat.render_reply(team.policy.tokenizer, turn.ids, observation)
         if watch:
@@ -438,7 +438,7 @@ async def plan(team, question, name, seed, watch=None):
     return score(attempt, question)
 
 
-def report(info, entities, place, cfg):
+def take_report(info, entities, place, cfg):
     """What the planner reads of a worker: its sentence. In a graph the tails of the selected triples are
     appended to `entities` and get the next labels, unless they have one or have no triples of their own."""
     labels = []
@@ -481,7 +481,7 @@ def conversations(attempt):
 
 # ---------------------------------------------------------------- sampling and selection (sec. 3.3, D.1, D.2)
 
-R_SUP = 1.0  # the largest reward there is: F1
+R_SUP = 1.0  # r_sup, the largest reward: an F1 of 1
 
 
 def next_threshold(previous, mean_reward):
@@ -515,8 +515,8 @@ def sample(team, questions, step, K, raise_K=True):
     if raise_K:
         mean_reward = sum(t.reward for t in first) / len(first)
         K = next_threshold(K, mean_reward)
-    begun = zip(questions, first, seeds, strict=True)
-    return team.run(until_enough(team, q, t, K, seed) for q, t, seed in begun), K
+    starts = zip(questions, first, seeds, strict=True)
+    return team.run(until_enough(team, q, t, K, seed) for q, t, seed in starts), K
 
 
 # The stages that train in iterations. All start from the warm-up (or from --checkpoint, or --warmup-data).
@@ -539,16 +539,16 @@ TRAINS = ("warm-up", *LEARNING)
 
 
 def select(group, K):
-    """The attempts of a group to learn from (D.2): at most m, since until_enough ends with the m-th."""
+    """The attempts of a group to learn from (D.2): at most m (until_enough samples no more)."""
     return [t for t in group if t.reward > K]
 
 
 # ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what was sampled. num_tokens: sampled tokens of the whole mini-batch,
-    also where this is a micro-batch (as LLaMA-Factory; the paper divides by |D| conversations). logprobs,
-    response_mask: (B, T), mask 0 = prompt, observation or padding."""
+    """Eq 6: minus the log-likelihood of what was sampled, per token. num_tokens: sampled tokens of the whole
+    mini-batch, though the tensors may be a micro-batch of it (as LLaMA-Factory; the paper divides by |D|
+    conversations). logprobs, response_mask: (B, T), mask 0 = prompt, observation or padding."""
     return -torch.where(response_mask.bool(), logprobs, 0.0).sum() / num_tokens
 
 
@@ -556,7 +556,7 @@ def mle_loss(logprobs, response_mask, num_tokens):
 
 def mini_batches(groups, size):
     """Lists of at most `size` attempts, in order. A question's attempts stay together, since their planners'
-    prompt is computed once (--share-prefixes): one of more than `size` is a mini-batch by itself."""
+    prompt is computed once (--share-prefixes); a larger group than `size` is a mini-batch by itself."""
     batches = [[]]
     for group in groups:
         if batches[-1] and len(batches[-1]) + len(group) > size:
@@ -575,7 +575,7 @@ def train(run, stage, policy, sampler, reference, place):
     sampler: the policy itself, or, of offline MyGO, the frozen warm-up. reference: the frozen model of GRPO's
     KL term, or None. Of several ranks each has all attempts, and learns from its share of them."""
     cfg, model = run.cfg, policy.model
-    # AdamW with weight decay .01 on matrices; gradients are clipped at norm 1 (both ours, as LLaMA-Factory)
+    # AdamW with weight decay .01 on matrices (ours); gradients are clipped at norm 1 (as in LLaMA-Factory)
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     team = Team(sampler, place, cfg, cfg.temperature)
     first_K = cfg.offline_threshold if stage == "offline" else cfg.threshold
@@ -586,8 +586,8 @@ def train(run, stage, policy, sampler, reference, place):
         it is 1; the tokens of the last iteration may overshoot."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # After each body, also after `continue`, run.steps logs the row, evaluates, saves, warns if hardly any
-    # attempt was chosen (GUARD), and ends once completed(step) is 1
+    # After each body (a `continue` ends one, too) run.steps logs the row, evaluates, saves, warns if hardly
+    # any attempt was chosen (GUARD), and ends once completed(step) is 1
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
         # the next questions; epochs follow one another, each shuffled anew
@@ -601,23 +601,23 @@ def train(run, stage, policy, sampler, reference, place):
                 groups, state["K"] = sample(team, questions, step, state["K"], raise_K=stage == "mygo")
                 # 2. select (D.2): those that pass, at most m per question; the others are thrown away
                 selected = [select(group, state["K"]) for group in groups]
-        cosine_from = completed(step - 1)  # how far training was when this iteration began
+        cosine_from = completed(step - 1)  # how far training is; this iteration's tokens are added below
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        # metrics (the retriever's, too), and a sample for the page
+        # numbers of the step, and a sample for the page
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
-        if stage != "grpo":  # a file for LLaMA-Factory; GRPO learns from bad attempts, too
+        if stage != "grpo":  # for LLaMA-Factory's SFT, which must not learn GRPO's bad attempts
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
-        # 3. update (Eq 6), once per mini-batch. If no attempt passed there is none, and the iteration counts
+        # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts
         lr_factor = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 without --lr-warmup
         if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # where this update is, from 0 to 1, on one cosine over all iterations (ours). With --token-budget
-            # the step within an iteration is a guess, since iterations differ in tokens
+            # where this update is on the cosine, from 0 to 1: one cosine over all iterations (ours). With
+            # --token-budget this iteration's share is a guess, since iterations differ in tokens
             cosine_at = cosine_from + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
@@ -638,7 +638,7 @@ def update(model, optimizer, attempts, lr, cfg, meter):
         (loss * micro.weight).backward()  # weight 0: a filler, where another rank has more micro-batches
         meter.add(loss, {"tokens": int(micro.response_mask.sum())}, micro.weight)
     norm = training.clip_gradient(model)
-    if meter.end_update(norm):  # else loss or gradient is not a number: no update
+    if meter.end_update(norm):  # loss and gradient are finite, on all ranks
         optimizer.step()
     optimizer.zero_grad()
 
@@ -674,8 +674,8 @@ def warm_up(run, policy, place):
     for t in chosen:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, chosen, step=0)  # step 0: before the first epoch
-    # step 1: the page shows them with the first epoch
+    write_sharegpt(folder, chosen, step=0)  # before the first epoch
+    # step 1: a click on the first epoch's point shows them
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
@@ -740,11 +740,11 @@ def main(argv=None):
         saves = stage in TRAINS
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
-    # --warmup-data: leaves a --checkpoint
+    # --warmup-data trains first, and is then a --checkpoint
     cfg = after_warm_up(cfg, learn_first, [run for run, _, _ in todo])
     if cfg.stage in LEARNING:
         for env in envs:
-            start_weights(cfg, env, cfg.stage)  # refuses where the warm-up is missing ("all" makes it)
+            start_weights(cfg, env, cfg.stage)  # for its error where the warm-up is missing
     split, evals = places.load_splits(cfg, PAPER_EVAL)
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
@@ -757,7 +757,7 @@ def run_stage(run, env, stage, split, evals):
     cfg = run.cfg
     steps = cfg.steps if stage in LEARNING else 0
     if records.budget_is_spent(run.folder, cfg.token_budget):
-        steps = 0  # --token-budget ended the training: fewer steps than --steps are all of it
+        steps = 0  # --token-budget has ended the training, before --steps
     if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
@@ -778,8 +778,8 @@ def run_stage(run, env, stage, split, evals):
         place = Place(**vars(split), env=env, few_shot=stage == "warm-up")
         [place] = agent_in(place).within_limit(policy, [place], cfg)
 
-    learned = place if trains else None
-    with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate, learned=learned):
+    trained_on = place if trains else None
+    with run.stage(f"Mujica {cfg.name}: {env} {stage}", policy, evals, evaluate, learned=trained_on):
         # a warm-up saves at its end alone: one that has a checkpoint is over
         if stage == "warm-up" and not run.folder.start:
             warm_up(run, policy, place)
@@ -805,7 +805,7 @@ def ask(cfg):
 def start_weights(cfg, env, stage):
     """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
     unless another start is given. Any other: --checkpoint, or the model."""
-    given = cfg.checkpoint and cfg.stage != "all"  # --stage all warms that checkpoint up
+    given = cfg.checkpoint and cfg.stage != "all"  # "all": the warm-up starts from it, MyGO from the warm-up
     if stage in LEARNING and not given:
         # the folder is NAME-ENV-warm-up; left_by adds the stage to the name
         return left_by(replace(cfg, name=f"{cfg.name}-{env}"), "mygo_mujica", "warm-up", needed_by=stage)
@@ -850,7 +850,7 @@ def baseline_choice(group, stage, keep):
 
 
 def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share the attempt's advantage (ours; sec. 3.2 defines A(tau)). RAFT++: 1."""
+    """GRPO: planner and workers share the attempt's advantage, A(tau) of sec. 3.2 (ours). RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
         advantages = training.group_advantages([t.reward for t in group])
@@ -860,8 +860,8 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
-    """Eq 4 as a loss, the sum over tokens of -w [min(rho A, clip(rho) A) - kl_coef k3], with two changes: rho
-    is per token, not per turn, and w makes a mean over an attempt's tokens, of planner and workers.
+    """Eq 4 as a loss: the sum over tokens of -w [min(rho A, clip(rho) A) - kl_coef k3]. Two changes: rho is
+    per token, not per turn; w = 1 / (attempts x tokens of the attempt, its workers' too), so it is a mean.
     num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
     weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
@@ -876,20 +876,20 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
     """One epoch over groups of attempts that have their advantages. Returns the means for the step's row."""
     batches, prepared, row = mini_batches(groups, cfg.mini_batch), [], {}
     with timed(row, "time/old_logprobs"):
-        # old log-probs are the trainer's, not the engine's, of before any update. The first mini-batch needs
-        # no pass of its own: its update's gives them (remember_old)
+        # old log-probs: the trainer's, before any update. The first mini-batch needs no pass for them: the
+        # forward pass of its update gives them (remember_old)
         for batch in batches:
             learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
                 model, reference, learned, cfg.micro_tokens, cfg.share_prefixes,
                 cfg.temperature, old=bool(prepared)))
     every_micro = [micro for parts in prepared for micro in parts]
-    meter = training.Meter(every_micro, cfg.sampler_correction)  # also logs how far the engine's differ
+    meter = training.Meter(every_micro, cfg.sampler_correction)  # logs how far the engine's are off, too
     for batch, parts in zip(batches, prepared, strict=True):
         training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
         for micro in parts:
             logprobs = models.token_logprobs(model, micro, cfg.temperature)  # (B, T)
-            micro.remember_old(logprobs)  # the first mini-batch; later ones have theirs
+            micro.remember_old(logprobs)  # in the first mini-batch; no effect later
             loss, stats = agent_grpo_loss(logprobs, micro, cfg, len(batch))
             (loss * micro.weight).backward()
             meter.add(loss, stats, micro.weight)

@@ -1,10 +1,10 @@
 """Omne-R1: learning to reason with memory for multi-hop question answering (arXiv 2508.17330).
 
 A policy walks a knowledge graph with two tools: entity_matcher finds names, node_info reads a node and its
-edges. The questions are made from the graph itself. Stage 1: PPO of the base model; the result only samples
-trajectories. Stage 2: SFT of the base model again (in the paper of a newer one) on right trajectories of
-stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
-Stage 3: PPO of all weights, which begin as stage 2's, with another reward. ("Authors' code": a verl branch.)
+edges. The questions are made from the graph itself. Stage 1: PPO of the base model, whose result only samples
+trajectories. Stage 2: SFT, again from the base model (in the paper from a newer one), on right trajectories
+of stage 1 and on templates along the known paths of questions; a token of a thought weighs .001 in the loss.
+Stage 3: PPO of all weights, which begin as stage 2's, with another reward.
 
 PPO, except: GAE and both losses skip the tools' replies; the KL to the weights that the stage began with is a
 cost in each token's reward; the critic is a linear head on the policy's own hidden states.
@@ -12,7 +12,7 @@ cost in each token's reward; the critic is a linear head on the policy's own hid
     sec. 2                 questions from paths           common/of_omne/synthesis.py
     sec. 3.1               think, call a tool, answer     play, read_round, common/of_omne/tool_calls.py
     sec. 3.3.1             PPO, GAE, actor and critic     train, ppo_loss, gae, ActorCritic
-    sec. 3.3.2, 3.5        rewards of stages 1 and 3      first_reward, third_reward
+    sec. 3.3.2, 3.5        rewards of stages 1 and 3      stage1_reward, stage3_reward
     sec. 3.4               trajectories to learn from     sampled_rows, template_rows, thoughts
     Algorithm 1            weighted loss                  think_weights, weighted_loss, train_sft
     sec. 4.1.2, 4.2.4      accuracy, patterns of calls    answer_scores, pattern_of
@@ -81,11 +81,11 @@ class Config(flags.PolicyFlags):
     max_edges: int = 60             # edges node_info shows; first those that share words with the question
     max_rounds: int = 7             # turns per question, with the answer | sec. 4.1.1
     max_turn: int = 3000            # tokens of one turn | sec. 3.1
-    max_train_turn: int = 1024      # in training, where it is less than --max-turn | authors' code
+    max_train_turn: int = 1024      # the same in training, if smaller | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
     max_context: int = 32768        # tokens of prompt, turns and tools' replies
-    curve_questions: int = 512      # of an evaluation between steps (--eval-every), the same ones | Fig. 4
-    temperature: float = 1.0        # of sampling in training; not printed
+    curve_questions: int = 512      # always the same, of evaluations between steps (--eval-every) | Fig. 4
+    temperature: float = 1.0        # of sampling in training; the paper prints none
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
     # ---- questions (sec. 2)
@@ -107,19 +107,19 @@ class Config(flags.PolicyFlags):
     questions_per_step: int = 256   # questions per step | authors' code
     group_size: int = 1             # trajectories per question | authors' code
     mini_batch: int = 256           # trajectories per update | authors' code
-    epochs: int = 1                 # passes over a step's trajectories | ours, verl's
+    epochs: int = 1                 # passes over a step's trajectories | verl's
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # both rates rise over this share of steps, then stay | authors' code
     # half width of the clip window, which acts only where a step has several updates (the authors' steps
-    # have one) | ours, verl's
+    # have one) | verl's
     clip: float = .2
-    gamma: float = 1.0              # discount per token | ours, verl's
-    lam: float = 1.0                # lambda of GAE | ours, verl's
-    # cost per token of the log-ratio to the weights that the stage began with, 0 = none | the value is in the
-    # authors' code, but switched off there (use_kl_in_reward)
+    gamma: float = 1.0              # discount per token | verl's
+    lam: float = 1.0                # lambda of GAE | verl's
+    # weight of the log-ratio to the stage's first weights, a cost in each token's reward; 0 = none | authors'
+    # code, where it is switched off (use_kl_in_reward)
     kl_coef: float = 1e-3
-    value_coef: float = .5          # weight of the value loss | ours
+    value_coef: float = .5          # weight of the value loss
 
     # ---- SFT (stage 2)
 
@@ -144,7 +144,7 @@ TAG = r"</?(?:think|tool_call|answer)>"
 NO_TAG = f"(?!{TAG})"                       # no tag begins here; consumes nothing
 INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # not blank, and no tag begins at any character of it
 ACT = rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*"
-# A round is a turn and its reply. ACTION is what the agent obeys, ROUND what the format reward accepts.
+# Of a turn's text ACTION is what the agent obeys, ROUND what the format reward accepts.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 ACTION = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 ROUND = {
@@ -153,11 +153,11 @@ ROUND = {
 }
 
 
-def opening(tokenizer, think):
-    """Ids before a turn without thoughts: the empty block. The policy did not sample them (mask 0)."""
+def no_thought_ids(tokenizer, think):
+    """Ids that begin each turn with --think off: the empty thought, which nobody sampled (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, ids as they are where "<" follows)
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, its ids where a tag follows)
     return ids
 
 
@@ -168,7 +168,7 @@ def render_prompt(tokenizer, question, cfg):
         asked = f"{question.type} : {asked}"
     system = SYSTEM.replace("{graph_type}", question.type)
     messages = [("system", system), ("user", chat.Foreign(asked))]  # Foreign: it can write no tag
-    return chat.render_chat(tokenizer, messages) + opening(tokenizer, cfg.think)
+    return chat.render_chat(tokenizer, messages) + no_thought_ids(tokenizer, cfg.think)
 
 
 def render_observation(tokenizer, turn_ids, text, think):
@@ -176,7 +176,7 @@ def render_observation(tokenizer, turn_ids, text, think):
     the end-of-message mark, unless the turn sampled one itself."""
     shown = chat.Foreign(text)
     reply = chat.render_reply(tokenizer, turn_ids, "<tool_response>\n", shown, "\n</tool_response>")
-    return reply + opening(tokenizer, think)
+    return reply + no_thought_ids(tokenizer, think)
 
 
 def read_round(text):
@@ -227,18 +227,17 @@ async def play(player, question, name):
             turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
         has_room = cfg.max_context - len(context_ids(player.prompt_ids, turns)) >= cfg.max_turn
-        if not has_room:
-            # no other full turn fits, so nobody reads the reply
+        if not has_room:  # for another full turn: nobody would read the reply
             turn.observation, turn.observation_ids = "", []
         if player.watch:  # --ask shows it
             player.watch(turn)
-        if not calls_a_tool or not has_room:
+        if not (calls_a_tool and has_room):
             info = result_of(turns, question, cfg)  # em is also the reward, until train sets its own
             return Trajectory(question.id, player.prompt_ids, turns, reward=info.em, info=info)
 
 
 # For common/agent.py: player() renders the prompt, evaluate() plays each question once, ask() is --ask.
-# rows_of: the ShareGPT rows that --collect writes.
+# rows_of: the ShareGPT rows that --collect writes, as stage 2's.
 AGENT = Agent("omne_r1", play, prompt=render_prompt, rows_of=lambda t, q: [sampled_row(t, q)])
 
 
@@ -287,7 +286,7 @@ def result_of(turns, question, cfg):
     if kind != "answer":
         answer = None
     problem = ""
-    if not all(right_format):  # where all are right, the last one is an answer
+    if not all(right_format):  # (round_is_right: the last one is an answer)
         problem = "no answer" if answer is None else "form"
     return Result(
         answer,
@@ -329,8 +328,9 @@ def pattern_of(calls_made, answer):
 
 
 def rollouts(policy, tools, questions, cfg, *when):
-    """group_size trajectories per question, all played at once: each rank plays its share, and gets all. Each
-    has its own seed, of the run's, `when` (stage, step), the question, and its number in the group."""
+    """group_size trajectories per question, with training's limit on turns, all played at once: each rank
+    plays its share, and gets all. Each has its own seed, of the run's, `when` (stage, step), the question,
+    and its number in the group."""
     search = rollout.BatchedSearch(tools)  # await search(call, n) joins open calls in one tools.search
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
@@ -343,20 +343,20 @@ def rollouts(policy, tools, questions, cfg, *when):
 
 # ---------------------------------------------------------------- rewards (sec. 3.3.2, 3.5)
 
-def first_reward(trajectory):
+def stage1_reward(trajectory):
     """Stage 1: R_format (.1 + .9 R_result): the share of the rounds in the right format, and em."""
     info = trajectory.info
     return info.format * (.1 + .9 * info.em)
 
 
-def third_reward(trajectory):
+def stage3_reward(trajectory):
     """Stage 3: (r_format + r_answer) / 2 - .1 n_repetition. r_format is 1 if every round is in the right
     format, r_answer = em. A wrong answer in right format is worth .5."""
     info = trajectory.info
     return (float(not info.problem) + info.em) / 2 - .1 * info.repetitions
 
 
-REWARD = {"ppo": first_reward, "rl": third_reward}
+REWARD = {"ppo": stage1_reward, "rl": stage3_reward}
 
 
 # ---------------------------------------------------------------- actor and critic (sec. 3.3.1)
@@ -467,7 +467,7 @@ def assign_credit(batches, cfg):
 def ppo_loss(logprobs, old_logprobs, advantages, values, returns, response_mask, clip, num_tokens):
     """(policy loss, value loss, stats) of tensors (B, T). L^PPO: - mean min(r A, clip(r, 1 - clip, 1 + clip)
     A), r = pi / pi_old. L^value: mean (V - R)^2. num_tokens: sampled tokens of the whole mini-batch, on all
-    ranks; both losses are this micro-batch's sums, divided by it: micro-batches add up to the mean."""
+    ranks. A mean is the sum over this micro-batch, divided by num_tokens: micro-batches add up to it."""
     response_mask = response_mask.bool()
     log_ratio = torch.where(response_mask, logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
@@ -492,7 +492,7 @@ def train(run, kind, policy, source, split):
     cfg, model, tools = run.cfg, policy.model, split.retriever
     actor = ActorCritic(model, run.folder.start)  # folder.start: the checkpoint that --resume found, or None
     reference = models.load_reference(model, source, cfg.lora) if cfg.kl_coef else None
-    # AdamW, weight decay .01, 0 for the value head; gradients are clipped at norm 1 | ours, verl's
+    # AdamW, weight decay .01 on matrices, 0 for the value head; gradients are clipped at norm 1 | verl's
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
@@ -513,7 +513,7 @@ def train(run, kind, policy, source, split):
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
         seed = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # a permutation
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # epoch 1, all of it
         mini_batches = []  # (micro-batches of this rank, sampled tokens on all ranks)
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(shuffled), cfg.mini_batch):
@@ -531,7 +531,7 @@ def train(run, kind, policy, source, split):
         for micros, num_tokens in mini_batches * cfg.epochs:
             for b in micros:  # for memory alone: gradients add up; backward sums those of ranks (FSDP2)
                 logprobs, values = actor(b, cfg.temperature)               # (B, T)
-                # as they are, but with --sampler-correction token: times min(pi_trainer / pi_engine, 2)
+                # --sampler-correction token: times min(pi_trainer / pi_engine, 2)
                 advantages = training.corrected_advantages(b, cfg.sampler_correction)
                 policy_loss, value_loss, stats = ppo_loss(
                     logprobs, b.old_logprobs, advantages, values, b.returns, b.response_mask,
@@ -540,7 +540,7 @@ def train(run, kind, policy, source, split):
                 (loss * b.weight).backward()  # weight 1; of a filler 0
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(actor)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite, on all ranks
                 optimizer.step()
             optimizer.zero_grad()
         row |= records.update_metrics(meter)
@@ -563,7 +563,7 @@ def sampled_rows(cfg, policy, split, file):
             batch = [q for q in questions[start:start + 128] if q.id not in row_of]
             trajectories = rollouts(policy, split.retriever, batch, one_each, "sft")
             for t, q in zip(trajectories, batch, strict=True):
-                right = t.info.em == 1 and not t.info.problem  # reward 1
+                right = t.info.em == 1 and not t.info.problem  # stage1_reward is 1
                 row_of[q.id] = sampled_row(t, q) if right else None
                 if distributed.rank() == 0:  # every rank has all trajectories
                     lines.add({"id": q.id, "row": row_of[q.id]})
@@ -623,12 +623,12 @@ def thoughts(question, seed=0):
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
         said.append(with_fillers(rng, found, plan))
         found = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = with_fillers(rng, said[0])  # drawn after the others: results/ depends on this order
+    said[0] = with_fillers(rng, said[0])  # drawn last: results/ depends on this order
     return [*said, with_fillers(rng, found, rng.choice(ENDS))]
 
 
 def with_fillers(rng, *parts):
-    """A filler, the parts, and a second filler: always after a single part, else half the time."""
+    """The parts between two fillers; of two parts the second filler is left out half the time."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -665,8 +665,8 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    # first: rank 0 before the others, who find its files; once: rank 0 alone
-    # stage1: the folder of its weights; None if no rows are to be sampled
+    # (first: rank 0 makes the files, then the others find them; once: rank 0 alone writes)
+    # stage1: the checkpoint to sample from; None if nothing is sampled
     folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
     if not file.exists():
@@ -748,7 +748,7 @@ def weighted_loss(logprobs, weights, total):
 
 def fused_weighted_loss(model, batch, weights, total, hidden, backend="auto"):
     """weighted_loss and its gradient in one pass over the logits (kernels/weighted_ce.py), on CUDA. weights:
-    (B, T). hidden: model.hidden_states of the batch."""
+    (B, T). hidden: model.hidden_states of the batch. predecessor, target, gather: see rollout.Batch."""
     before = hidden.flatten(0, 1)[batch.predecessor]    # (R, H) that predict the batch's R sampled tokens
     w = weights.new_zeros(len(batch.target))            # (R,)
     w.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
@@ -762,7 +762,7 @@ SFT_METRICS = records.SFT
 
 
 def train_sft(run, policy, examples):
-    """Stage 2: sft_epochs over the conversations ([Trajectory])."""
+    """Stage 2: sft_epochs over the conversations ([Trajectory]). A step is 25 updates (UPDATES_PER_STEP)."""
     cfg, model = run.cfg, policy.model
     _, start_ids = chat.encode(policy.tokenizer, "<think>")
     _, end_ids = chat.encode(policy.tokenizer, "</think>")
@@ -780,8 +780,8 @@ def train_sft(run, policy, examples):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. the update: Algorithm 1's weighted mean over each conversation, then the mean over the
-            # conversations of the update: the divisor is their number on all ranks
+            # 2. the update: the weighted mean of each conversation (Algorithm 1, whose passes have one), then
+            # the mean of these; the divisor is their number on all ranks
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 labels = torch.where(b.response_mask, b.input_ids, -100)
                 weights = think_weights(labels, start_ids, end_ids, cfg.think_weight)
@@ -797,7 +797,7 @@ def train_sft(run, policy, examples):
                 stats = {"tokens": int(b.response_mask.sum()), "weight": float(weights.sum())}
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model)
-            if meter.end_update(norm):  # else loss or gradient is not a number: no update
+            if meter.end_update(norm):  # loss and gradient are finite, on all ranks
                 optimizer.step()
             optimizer.zero_grad()
         row |= records.update_metrics(meter)
@@ -841,15 +841,15 @@ def main(argv=None):
     stages = plumbing.stages_of(cfg, STAGES)  # {label: (kind, the stage's cfg)}
     runs = []
     free = ("stage", "curve_questions")  # --resume may change these flags
-    for label, (kind, settings) in stages.items():
+    for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
-        runs.append(Run(settings, "omne_r1", table, label, free, saves=kind in TRAINS))
-    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: leaves a --checkpoint
+        runs.append(Run(stage_cfg, "omne_r1", table, label, free, saves=kind in TRAINS))
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data trains first, and is then a --checkpoint
     if cfg.stage == "rl":
-        start_weights(cfg, "rl")  # now, for its error where stage 2 is missing
+        start_weights(cfg, "rl")  # for its error where stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
-    for run in runs:
-        run_stage(run, stages[run.name][0], split, evals)
+    for run, (kind, _) in zip(runs, stages.values(), strict=True):
+        run_stage(run, kind, split, evals)
     from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", plumbing.folder_of(cfg), list(stages))
 
@@ -868,13 +868,11 @@ def run_stage(run, kind, split, evals):
     references = int(kind in REWARD and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
     policy = run.policy(folder.start or source, trains, references, lora=lora)
-    agent = AGENT
-    if kind == "direct":
-        agent = DIRECT  # whose prompt has no tools
+    agent = DIRECT if kind == "direct" else AGENT  # DIRECT: its prompt has no tools
     split, *evals = agent.within_limit(policy, [split, *evals], cfg)  # --max-prompt
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
-    learned = split if trains else None
-    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate, learned=learned):
+    trained_on = split if trains else None
+    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate, learned=trained_on):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
@@ -886,9 +884,9 @@ def run_stage(run, kind, split, evals):
 
 
 def start_weights(cfg, kind):
-    """What a stage begins with: stage 3 with stage 2's weights, or with --stage rl --checkpoint with those
-    (what --warmup-data left does not count); others with the first that is given of --checkpoint, --model,
-    --policy (an API). Adapters are merged."""
+    """What a stage begins with. Stage 3: stage 2's weights, or with --stage rl its --checkpoint (but not what
+    --warmup-data left). Others: the first that is given of --checkpoint, --model, --policy (an API). Adapters
+    are merged."""
     begins_there = cfg.stage == "rl" and cfg.checkpoint and not cfg.warmup_data
     if kind == "rl" and not begins_there:
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
@@ -993,7 +991,7 @@ ENDS = phrases("""that is all the question asks for; nothing is left to look up;
 def bare_prompt(tokenizer, question, cfg):
     """Ids of the question alone, without instructions."""
     messages = [("user", chat.Foreign(question.question))]
-    return chat.render_chat(tokenizer, messages) + opening(tokenizer, cfg.think)
+    return chat.render_chat(tokenizer, messages) + no_thought_ids(tokenizer, cfg.think)
 
 
 async def answer_directly(player, question, name):

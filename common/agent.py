@@ -16,9 +16,9 @@ from common.files import console, plain, say
 
 
 def after_warm_up(cfg, learn_first, runs=()):
-    """cfg, whose --checkpoint is what learn_first(cfg, start) leaves where --warmup-data is given: a program
-    of its own (common/warmup/__main__.py), which runs before the script's. runs: [Run], opened before, so
-    that one that cannot go on is refused at once; they begin there, too. Their config.json has the flags."""
+    """With --warmup-data cfg, whose --checkpoint is the folder that learn_first(cfg, start) leaves; else cfg
+    as it is. runs: [Run], opened before the warm-up, so that one that cannot go on is refused at once. They
+    get this --checkpoint, too; their config.json keeps the flags as given."""
     if not cfg.warmup_data:
         return cfg
     start = cfg.checkpoint or cfg.model
@@ -55,11 +55,12 @@ class Player:
 @dataclass(frozen=True)
 class Agent:
     """An agent that writes <think>, <search> and <answer> tags. Its cfg has, besides the shared flags, top_k,
-    max_searches, max_passage, eval_temperature, and perhaps max_response. Of an agent with other tags
-    `play`, `prompt` and `rows_of` are enough for --ask, evaluations and --collect."""
+    max_searches, max_passage, max_prompt, eval_temperature, and perhaps max_response and prompt_form. Of an
+    agent with other tags `play`, `prompt` and `rows_of` are enough for --ask, evaluations and --collect."""
 
     script: str
-    # play(player, question, name): a coroutine that returns the scored Trajectory; name is part of its seeds
+    # play(player, question, name): a coroutine that returns the scored Trajectory; name tells its seeds from
+    # those of the question's other trajectories
     play: Callable
     prompt: Callable            # prompt(tokenizer, data.Question, cfg) -> ids
     result: Callable = None     # result(tokenizer, text, cfg) -> (text, ids) of a search result
@@ -140,12 +141,12 @@ class Agent:
         cfg, policy = run.cfg, run.policy(source, trains=False)
         question = question or data.Question("ask", cfg.ask, [""])
 
-        def agent(policy, search):
+        def played(its_policy, search):
             seed = rollout.stable_seed(cfg.seed, "ask")
-            player = self.player(policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
+            player = self.player(its_policy, search, question, cfg, seed, cfg.eval_temperature, show_turn)
             return self.play(player, question, "ask")
 
-        info = run.ask(policy, retriever, agent, question.question).info
+        info = run.ask(policy, retriever, played, question.question).info
         wrong = f" ({info.problem})" if info.problem else ""
         console.print(f"[bold]answer: {plain(f'{info.answer}{wrong}')}[/bold]")
 
@@ -187,7 +188,8 @@ class Agent:
 
     def learn_first(self, paper_eval, cfg, source):
         """The folder of `source` after --warmup-data, whose demonstrations search what is evaluated first."""
-        return self.warmed_up(cfg, source, splits.load_splits(cfg, paper_eval)[1][0])
+        _, [split, *_] = splits.load_splits(cfg, paper_eval)
+        return self.warmed_up(cfg, source, split)
 
     def warmed_up(self, cfg, source, split):
         """Fine-tunes `source` on --warmup-data, without what is evaluated, and returns the folder. split: a
@@ -206,7 +208,7 @@ class Agent:
             response = t.length - len(t.prompt_ids)
             too_long = response > getattr(cfg, "max_response", math.inf)
             if too_long or len(t.turns) > cfg.max_searches + 1:
-                return None  # the agent could not go so far
+                return None  # too long for the agent's limits
             if t.info.problem:
                 return 0.0
             return t.info.em

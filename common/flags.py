@@ -5,7 +5,7 @@
         steps: int = 240      # training steps | sec. 5.1
 
 --help shows a field's comment. Behind the bar stands who set the default: the paper's section or the
-authors' code; what has no bar, or "ours" behind it, stands in the last group.
+authors' code. A flag of the script's own without a bar, or with "ours" behind it, stands in the last group.
 """
 
 import dataclasses
@@ -116,8 +116,8 @@ def run_name(cfg, *first):
         model = cfg.model or cfg.policy_model
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
         return f"eval-{stable_seed(*evaluated) % 10**6}"
-    model = cfg.model or isinstance(cfg, PolicyFlags) and cfg.policy_model
-    parts = [*first, Path(model or "").name]
+    model = cfg.model or getattr(cfg, "policy_model", "")  # (askit.py has no --policy)
+    parts = [*first, Path(model).name]
     if cfg.data not in ("world", type(cfg)().data):
         parts += [re.sub(DATA_SUFFIX, "", Path(name).name) for name in cfg.data.split(",")]
     if isinstance(cfg, PassageFlags) and cfg.world != "plain":
@@ -135,9 +135,9 @@ def refuse(name, value, wanted):
 
 
 def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=None):
-    """cfg without "auto" where that decides what is computed, so that config.json says what ran; of a
-    searching policy with --name (see run_name) and --retriever. Refuses numbers that no run can use, and
-    flags that do not go together.
+    """cfg with --engine auto resolved, so that config.json says what ran, and, of a searching policy, with
+    --name and --retriever filled in. Refuses numbers that no run can use, and flags that do not go together.
+    first: the words that begin the name (run_name).
 
     int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
     least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
@@ -176,11 +176,11 @@ def check_numbers(cfg, may_be_zero, above_zero, least):
 
 def check_policy(cfg):
     """Refuses flags that do nothing together, or something else than they say."""
-    world, needs_model = cfg.data == "world", isinstance(cfg, PassageFlags)
+    world, searches = cfg.data == "world", isinstance(cfg, PassageFlags)
     for wrong, name, words in (
-        (needs_model and not world and not (cfg.policy or cfg.checkpoint or cfg.model), "data",
+        (searches and not world and not (cfg.policy or cfg.checkpoint or cfg.model), "data",
          "needs --model or --checkpoint"),
-        (needs_model and not world and cfg.world != "plain", "world",
+        (searches and not world and cfg.world != "plain", "world",
          "is a level of the embedded world, without --model and --data"),
         (world and getattr(cfg, "corpus", ""), "corpus",
          "is for --model, --checkpoint or --policy with --data; the world's tiny policy has its own"),

@@ -34,7 +34,7 @@ STEP = {
     "train/lr": Metric("learning rate of the step's last update"),
     "time/elapsed": Metric("seconds since the run was begun or resumed"),
     "time/left": Metric("seconds left, at the pace so far"),
-    "time/threads": Metric("CPU threads, at the first step of a process"),
+    "time/threads": Metric("CPU threads"),
     "mem/gpu_gb": Metric("most GPU memory that was in use, GB", line="{:.1f} GB"),
 }
 

@@ -19,7 +19,7 @@ import torch
 from common import distributed
 from common.files import Progress
 
-# the number of the agent that runs now, and of all that it gathers: the engine takes up low ones first
+# number of the running agent, which what it gathers inherits: the engine takes low numbers first
 PLACE = ContextVar("place", default=0)
 
 
@@ -93,7 +93,8 @@ def question_seeds(questions, *parts):
 
 
 def tree_seeds(questions, *parts):
-    """As question_seeds, but of a question that is drawn once without a number."""
+    """As question_seeds, but of a question that is drawn once without a number: AT2PO's committed runs have
+    these."""
     ids = [q.id for q in questions]
     seeds = []
     for i, name in enumerate(ids):
@@ -172,7 +173,7 @@ async def _drive(agents, engine, search, progress, results):
     for place, agent in enumerate(agents):
         PLACE.set(place)
         tasks.append(asyncio.ensure_future(agent))
-    tokens = 0  # sampled one behind another
+    tokens = 0  # steps of the engine so far
     try:
         while not all(t.done() for t in tasks):
             progress(sum(t.done() for t in tasks), len(tasks), f", the others at token {tokens:,}")
@@ -232,7 +233,7 @@ def run_agents(agents, engine, search, progress=None):
     """Results of the coroutines, in order. The first exception cancels the rest and is raised.
 
     search: the BatchedSearch that the agents were given. progress(done, total, more) is told how many have
-    ended; a rollout that takes long says so itself. Of several ranks each runs its share, and all get all
+    ended; without it a long rollout prints its own. Of several ranks each runs its share, and all get all
     results."""
     progress = progress or Progress("rollout", at_once=True)
     agents = list(agents)
@@ -272,9 +273,9 @@ class Batch:
     The model runs on P packs of N tokens. With shared prefixes a pack is a tree, depth first: a turn that
     several trajectories share is there once, and its descendants stand right behind it. So query i sees key j
     where j <= i < end[j]. Without, a pack is one trajectory.
-    `predecessor` and `target` list the R distinct sampled tokens, turn by turn; `gather` (B, T) leads from
-    (b, t) to its row, R where nothing was sampled. `turns` (B, K) leads from a trajectory's turn k to one of
-    the D distinct turns, D where it has no such turn."""
+    `predecessor` and `target` list the R distinct sampled tokens, turn by turn. `gather` (B, T): index of
+    (b, t) among these, R where nothing was sampled. `turns` (B, K): index of turn k among the D distinct
+    turns, D where there is no such turn."""
     trajectories: list              # the B trajectories, in the order of the rows
     input_ids: torch.Tensor         # (B, T)
     response_mask: torch.Tensor     # (B, T) bool, 1 = sampled by the policy
@@ -311,7 +312,7 @@ class Batch:
 
 
 def _path(trajectory, prompts):
-    """[(key, ids, turn)] from the prompt down. A Turn object below one shared start always has one key."""
+    """[(key, ids, turn)] from the prompt down. The same Turn behind the same start has the same key."""
     prompt = prompts.setdefault(tuple(trajectory.prompt_ids), len(prompts))
     key = (prompt,)
     path = [(key, trajectory.prompt_ids, None)]
@@ -334,7 +335,7 @@ def prefix_order(trajectories):
 
 
 def portions(trajectories, n):
-    """n lists of about equally many tokens, of trajectories that share starts as far as that goes.
+    """n lists of about equally many tokens; trajectories that share a start stay together where possible.
 
     >>> [len(part) for part in portions([Trajectory("", [1, 2], []) for _ in range(5)], 2)]
     [2, 3]
@@ -350,7 +351,7 @@ def portions(trajectories, n):
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
-    """Splits into runs of at most `max_tokens` tokens, shared ones counted once; one trajectory at least."""
+    """Splits into lists of at most `max_tokens` tokens, shared ones counted once; one trajectory at least."""
     batches = []
     prompts = {}
     seen = set()
@@ -375,8 +376,8 @@ class _Part:
     ids: torch.Tensor
     start: int          # its place in the pack
     position: int       # along the path
-    row: int            # of its first sampled token
-    turn: int           # among the distinct turns
+    row: int            # where its sampled tokens begin among the R
+    turn: int           # its index among the D distinct turns
     end: int = 0        # one past the last token that sees it
 
     @property

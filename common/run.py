@@ -11,7 +11,7 @@ The order is always the same:
                    # it fills `row` with metrics, row["sample"] with what the page shows
         run.evaluate()
 
-Behind the body of a step: an evaluation where one is due, the guards, metrics.jsonl and
+After the body of a step: an evaluation where one is due, the guards, metrics.jsonl and
 samples.jsonl, the checkpoint, and then the line on the terminal. What the body raises goes straight through:
 nothing of a broken step is written.
 """
@@ -77,7 +77,7 @@ PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as eve
 
 
 class Run:
-    """A script's settings, a folder, a table of metrics: what loads, steps, evaluates and saves asks this.
+    """A script's settings, folder and table of metrics; it loads, steps, evaluates and saves.
 
     It opens runs/<script>/<name>, or of a stage <name>-<stage>; none for --ask. free, saves: see
     folder.open_folder. metrics: the script's table, kept as metrics.json."""
@@ -90,7 +90,7 @@ class Run:
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
         self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
-        if script and (stage or not cfg.ask):
+        if script and not cfg.ask:
             self.folder = open_folder(cfg, script, stage, free, saves)
 
     def policy(self, source, trains=True, frozen=0, lora=None):
@@ -108,7 +108,7 @@ class Run:
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
         recomputes = trains and memory.check(cfg, source, frozen)
-        whole = cfg.engine != "vllm"  # ours begins as a copy; vLLM is handed a weight at a time
+        whole = cfg.engine != "vllm"  # ours copies whole weights, so they are sharded after it is made
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
             source, lora, recomputes=recomputes, precision=cfg.precision, frozen=not trains and not whole)
@@ -142,14 +142,14 @@ class Run:
             tell(self.cfg)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
-        for key in ("threads", "date"):  # of which sums and prompts depend
+        for key in ("threads", "date"):  # sums depend on the threads, prompts on the date
             if begun[key] != here[key]:
                 warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
         inputs = {split.name: known_as(split) for split in evals}
         if learned:
             inputs["train"] = known_as(learned)
         folder.refuse_other_inputs(inputs)
-        # (a warm-up's --checkpoint was not given)
+        # (a warm-up sets cfg.checkpoint, which was not given)
         given = [key for key in changed(self.cfg) if folder.config.get(key) != ""]
         folder.create(**begun, changed=given, inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
@@ -173,8 +173,8 @@ class Run:
         found = {}
         for split in evals or of_stage:
             file = folder.path / f"eval_{split.name}{suffix}.json"
-            on_file = cfg.resume and suffix and (file.exists() or initial and folder.start)
-            if not on_file:
+            kept = file.exists() or initial and folder.start
+            if not (cfg.resume and suffix and kept):
                 if isinstance(policy, rollout.Policy) and not suffix:
                     warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
                 with Progress(f"evaluating {split.name}", at_once=True) as progress:
@@ -207,7 +207,7 @@ class Run:
         share(step) -> how much of the training is done after it, of 1, where another budget than steps may
             end it.
         guard: {name: function} of a script's own, beside those of common/guards.py."""
-        cfg, folder, metrics = self.cfg, self.folder, self.metrics
+        cfg, folder, table = self.cfg, self.folder, self.metrics
         state = {} if state is None else state
         share = share or (lambda step: step / max(1, total))
         step, saved = 0, -1
@@ -239,11 +239,11 @@ class Run:
             if optimizer:
                 row.setdefault("train/lr", optimizer.param_groups[0]["lr"])
             how_far = place_of(step, total, done)
-            told = [f"{label}{how_far}{step_line(row, metrics)}"]  # once it is saved: it cannot be lost
+            told = [f"{label}{how_far}{step_line(row, table)}"]  # printed last, when the step is on disk
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
             if due and self.evaluated[1]:
                 row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
-            row |= guards.watch(row, earlier, told.append, metrics, guard, coarsest_precision(cfg))
+            row |= guards.watch(row, earlier, told.append, table, guard, coarsest_precision(cfg))
             if sample:
                 folder.append("samples.jsonl", [sample])
             folder.log(row)
@@ -469,7 +469,7 @@ def program(one_process=False):
 
 # flags of a run that a question to its checkpoint does without
 OF_TRAINING = ("model", "policy", "policy_model", "warmup_data", "warmup_steps", "warmup_lr", "steps",
-               "resume", "eval_only", "collect", "name", "eval_limit", "eval_every", "save_every", "limit")
+               "resume", "eval_only", "collect", "eval_limit", "eval_every", "save_every", "limit")
 
 
 def tell_what_next():
@@ -478,20 +478,22 @@ def tell_what_next():
     if not done:
         return
     last = done[-1]
+    script = last.path.parent.name
     say(f"Next: python -m webbrowser {shlex.quote(str(last.path))}/trajectories.html")
     if last.config.get("collect") and Path(last.config["collect"]).expanduser().exists():
         learns = {"model": "FOLDER", "warmup_data": last.config["collect"]}
-        without = (*OF_TRAINING, "policy_tokenizer", "checkpoint")
-        say(f"      {flags.command(last.path.parent.name, without, **learns)}")
+        without = (*OF_TRAINING, "name", "policy_tokenizer", "checkpoint")
+        say(f"      {flags.command(script, without, **learns)}")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
+    if script == "askit":  # the other stages leave no policy
+        saved = [path for path in saved if path.name.endswith(("-supervised", "-ppo"))]
     answered = [row for found in read_evaluations(last.path).values() for row in found["predictions"]]
     best = max(answered, key=lambda row: row.get("em") or 0, default={})  # the first right one, if any is
     if saved and best.get("question"):
         greedy = {}
         if "eval_temperature" in last.config:
             greedy = {"eval_temperature": 0}
-        script, weights = last.path.parent.name, saved[-1] / "checkpoint"
-        asked = flags.command(script, OF_TRAINING, checkpoint=weights, **greedy,
+        asked = flags.command(script, OF_TRAINING, checkpoint=saved[-1] / "checkpoint", **greedy,
                               ask=one_line(best["question"]))
         say(f"      {asked}  # gold: {one_line(', '.join(map(str, best.get('gold', []))))}")
     if len(done) > 1:

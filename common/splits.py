@@ -9,25 +9,25 @@ from common.files import say, warn
 from common.formats import fingerprint
 
 FEW = 20  # test questions below which no interval says anything
-TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; trained on one, their lists are evaluated
+TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; who trains on one is evaluated on its list
 
 
-def load_splits(cfg, paper_eval, searched=True, live=False):
+def load_splits(cfg, paper_eval, searched=True, read_sets=False):
     """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
 
-    searched: False = no passages are wanted, the retriever is None. live: a question of --ask is about the
-    sets' own facts, so they are read.
+    searched: False = no passages are wanted, the retriever is None. read_sets: with --ask the sets are read,
+    too, since the facts are theirs.
 
-    With --eval-only nothing learns the training split; it is there where a file holds out what is asked. A
+    With --eval-only the training split is None, unless a file was split into learned and held-out ones. A
     corpus pooled from contexts is that of all the sets loaded here, so an evaluation on --eval-data alone
     searches a smaller one than a run that also trains."""
     if cfg.data == "world":
         from common.world import splits as of_world
         return of_world.load(cfg)
-    live = live or not searched or cfg.corpus == "contexts"
-    train, sets = _questions_of(cfg, paper_eval, live)
+    read_sets = read_sets or not searched or cfg.corpus == "contexts"
+    train, sets = _questions_of(cfg, paper_eval, read_sets)
     evaluated = frozenset()
-    if not getattr(cfg, "collect", ""):  # which evaluates nothing
+    if not getattr(cfg, "collect", ""):  # --collect evaluates nothing
         evaluated = fingerprints(sets)
         limit = 0 if cfg.ask else cfg.eval_limit
         sets = {n: drawn(questions, limit, cfg.seed) for n, questions in sets.items()}
@@ -47,31 +47,32 @@ def load_splits(cfg, paper_eval, searched=True, live=False):
         say(f"{cfg.corpus}: {len(corpus):,} passages")
         if len(corpus) < 5:
             warn("a search or two read all of it: so there is nothing to search for")
-    search = None
+    searcher = None
     if searched:
-        search = retriever.make_retriever(cfg.retriever, corpus)
+        searcher = retriever.make_retriever(cfg.retriever, corpus)
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):
         raise data.DataError(f"--eval-data: two sets have one name ({', '.join(names)}): rename a file")
-    evals = [Split(set_name(n), qs, search, evaluated=evaluated) for n, qs in sets.items()]
+    evals = [Split(set_name(n), qs, searcher, evaluated=evaluated) for n, qs in sets.items()]
     if not evals:
-        evals = [Split("ask", [], search)]
-    return (Split("train", train, search, evaluated=evaluated) if train else None), evals
+        evals = [Split("ask", [], searcher)]
+    return (Split("train", train, searcher, evaluated=evaluated) if train else None), evals
 
 
-def _questions_of(cfg, paper_eval, live):
+def _questions_of(cfg, paper_eval, read_sets):
     """(training questions or None, {evaluation set: its questions}), all that are evaluated, whatever
-    --eval-limit asks of them. No question stands in both, and with --collect none that would be evaluated is
-    asked. Where --eval-only asks what a file holds out, the training questions are the rest of it."""
+    --eval-limit asks of them. No question is in both. With --collect no evaluated question is asked. If
+    --eval-only asks the held-out part of a file, the training questions are the rest."""
     collects = getattr(cfg, "collect", "")  # (askit.py has no such flag)
-    own = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
-    of_paper = cfg.data.removesuffix("-train") in own
-    if cfg.ask and not live:
+    # (--eval-only --data nq asks NQ alone)
+    with_list = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
+    of_paper = cfg.data.removesuffix("-train") in with_list
+    if cfg.ask and not read_sets:
         return None, {}
     listed = cfg.eval_data or (paper_eval if of_paper else "")
     sets = {n: data.load_questions(n, None, cfg.skip_bad) for n in listed.split(",") if n}
     if (cfg.eval_only or cfg.ask) and not collects:
-        asks_all = not has_learned(cfg) or cfg.ask
+        asks_all = not has_learned(cfg) or cfg.ask  # nothing was learned, so nothing is held out
         if sets or asks_all or not data.same_in_both_roles(cfg.data):
             return None, sets or {cfg.data: data.load_questions(cfg.data, None, cfg.skip_bad)}
     train = data.load_questions(cfg.data, None, cfg.skip_bad, role="train")
@@ -83,7 +84,8 @@ def _questions_of(cfg, paper_eval, live):
         held, train = held_out(cfg.data, train)
         if cfg.eval_only and not collects:
             say(f"{cfg.data}: these alone are asked, a run on it learns the others (--eval-data asks all)")
-        name = cfg.data if Path(cfg.data).expanduser().exists() else f"{cfg.data}-heldout"  # (no benchmark's)
+        is_file = Path(cfg.data).expanduser().exists()  # else it would have the benchmark's name
+        name = cfg.data if is_file else f"{cfg.data}-heldout"
         sets = {name: held}
     if cfg.limit:
         train = train[:cfg.limit]

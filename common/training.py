@@ -48,7 +48,7 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
             entropies=False, old=True):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
-    already. old: False where the step's first update, whose weights sampled, gives them itself."""
+    already. old: False if the step's first update, whose weights sampled, computes old_logprobs itself."""
     batches = collate_parts(model, trajectories, micro_tokens, share_prefixes)
     for batch in batches:
         with torch.no_grad():
@@ -71,7 +71,7 @@ MAX_RATIO = 2.0  # verl's default, TRL's first
 def sampler_ratios(batch):
     """(B, T) min(pi_trainer / pi_sampler, 2) of each sampled token, 1 elsewhere: truncated importance
     sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl), since the same weights round differently in
-    the engine. Little variance; biased: the rest of a turn stays the sampler's."""
+    the engine. Little variance; biased, since a token's prefix stays the sampler's."""
     log_ratio = batch.old_logprobs - batch.rollout_logprobs
     log_ratio = torch.where(batch.response_mask, log_ratio, 0.0)                    # (B, T)
     return log_ratio.exp().clamp(max=MAX_RATIO).detach()
@@ -110,7 +110,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
               clip_low=.2, clip_high=.2, kl_coef=0.0, ref_logprobs=None, dual_clip=0.0, soft_clip=False):
     """minus sum_t w_t [min(r_t A_t, clip(r_t) A_t) - kl_coef KL_t]; all (B, T), position t speaks of token t.
 
-    weights: what a token counts in the mean; see sequence_weights.
+    r_t = exp(logprobs - old_logprobs). weights: what a token counts in the mean; see sequence_weights.
     KL_t: the k3 estimate of KL(pi || pi_ref).
     dual_clip: where A < 0, no token's term falls below dual_clip * A.
     soft_clip: above the window the value is (1 + clip_high) A, its gradient (1 + clip_high) A grad log pi and
@@ -173,8 +173,8 @@ def per_token(logprobs, response_mask, **others):
 
 
 def loss_stats(log_ratio, clipped, tokens, ratio):
-    """For Meter: sums over sampled tokens, and a maximum. tokens: how many an entry of the others stands for:
-    1 or 0, a mask; or a turn's."""
+    """For Meter: sums over sampled tokens, and a maximum. All are of tokens (tokens: 1 or 0, a mask), or of
+    turns: log_ratio a turn's sum, ratio the exp of its mean, tokens how many it has."""
     real = tokens > 0
     tokens, ratio = tokens[real], ratio.detach()[real]
     return {
@@ -206,7 +206,7 @@ def make_optimizer(model, lr, weight_decay=0.01, betas=(0.9, 0.999), kind="adamw
 
 
 def cosine_lr(step, total, peak, final=0.0, warmup=0):
-    """Linear warm-up, then half a cosine from peak to final."""
+    """Linear warm-up, then half a cosine from peak to final. step: from 0."""
     if step < warmup:
         return peak * (step + 1) / warmup
     share = min(1, (step - warmup) / max(1, total - warmup))
@@ -216,7 +216,7 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
 
 def rise(step, share, steps):
     """What a step's learning rate is multiplied by: it rises evenly over the first `share` of the steps
-    (--lr-warmup), so that Adam's first updates are small, and is 1 from there on.
+    (--lr-warmup), so that Adam's first updates are small, and is 1 from there on. step: from 1.
 
     >>> [rise(step, .2, 10) for step in (1, 2, 3)], rise(1, 0, 10)
     ([0.5, 1.0, 1.0], 1.0)
@@ -226,7 +226,7 @@ def rise(step, share, steps):
 
 
 def raise_lr(optimizer, step, share, steps):
-    """Sets the learning rates that the optimizer was made with times `rise`."""
+    """Sets each learning rate to what the optimizer was made with, times `rise`."""
     factor = rise(step, share, steps)
     for group in optimizer.param_groups:
         made_with = group.setdefault("made_with", group["lr"])
@@ -251,7 +251,7 @@ class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `end_update` ends one,
     `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
 
-    batches: those to be learned from; how far engine and trainer differ in them is told, too.
+    batches: those learned from; `means` also says how far engine and trainer differ in them.
     correction: --sampler-correction. epochs: passes over the batches."""
 
     def __init__(self, batches=(), correction="none", epochs=1):

@@ -282,7 +282,7 @@ def test_a_turn_begins_behind_an_observation_as_the_tokenizer_cuts_the_text(whic
     observations = [
         at2po_result(tokenizer, passages), chat.encode(tokenizer, f"\n{at2po.LIMIT_MESSAGE}\n"),
         bi_rar.render_observation(tokenizer, passages), chat.encode(tokenizer, bi_rar.INVALID),
-        (omne_r1.NO_THOUGHT, omne_r1.opening(tokenizer, "off"))]
+        (omne_r1.NO_THOUGHT, omne_r1.no_thought_ids(tokenizer, "off"))]
     for text, ids in observations:
         for said in ("<think> Now I know. </think>", "<answer> x </answer>", "Now"):
             turn = chat.encode(tokenizer, said)[1]

@@ -117,7 +117,7 @@ def test_a_blank_thought_or_answer_earns_nothing(blank):
     for thought, answer in ((blank, blank), ("a", blank), (blank, "a")):
         done = played(f"<think>{thought}</think><answer>{answer}</answer>")
         assert done.info.problem == ("form" if answer.strip() else "no answer")
-        assert omne_r1.first_reward(done) == omne_r1.third_reward(done) == 0
+        assert omne_r1.stage1_reward(done) == omne_r1.stage3_reward(done) == 0
     bare = played(f"<answer>{blank}</answer>", think="off")
     assert bare.info.answer is None and bare.info.pattern == "-" and not bare.info.format
     assert not played("<think>a</think><answer>b</answer>").info.problem
@@ -172,7 +172,7 @@ def test_repetitions_do_not_depend_on_order_and_quotes():
 ])
 def test_the_rewards_of_stages_1_and_3(turns, answer, first, third):
     done = played(*turns, answer=answer)
-    assert (omne_r1.first_reward(done), omne_r1.third_reward(done)) == pytest.approx((first, third))
+    assert (omne_r1.stage1_reward(done), omne_r1.stage3_reward(done)) == pytest.approx((first, third))
 
 
 # ---- PPO

@@ -19,7 +19,7 @@ def load_splits(cfg, paper_eval):
         return load_world(cfg)
     envs = cfg.envs.split(",")
     whole = replace(cfg, limit=0)
-    split, evals = splits.load_splits(whole, paper_eval, "text" in envs, live=cfg.graph == "evidences")
+    split, evals = splits.load_splits(whole, paper_eval, "text" in envs, read_sets=cfg.graph == "evidences")
     if split and cfg.limit:  # a random subset (D.3)
         rng = random.Random(stable_seed(cfg.seed, "subset"))
         split.questions = rng.sample(split.questions, min(cfg.limit, len(split.questions)))
