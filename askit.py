@@ -618,7 +618,7 @@ def supervise(run, learner, losses, rows, held_out):
 
     rows: training cases, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
     batch from them. held_out: others for the validation loss, perhaps none."""
-    cfg, stage = run.cfg, run.name
+    cfg, stage = run.cfg, run.stage_name
     total = getattr(cfg, f"{stage}_steps")
     lr = cfg.question_lr if stage in T5_STAGES else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in T5_STAGES else getattr(cfg, f"{stage}_warmup")
@@ -909,7 +909,7 @@ def question_rows(cfg, stage, writer, policy, cases, required):
 
 def run_stage(run, cases, evals):
     """Trains a stage and evaluates (coarse: before, too), or only evaluates. --resume skips what is done."""
-    cfg, stage, folder = run.cfg, run.name, run.folder
+    cfg, stage, folder = run.cfg, run.stage_name, run.folder
     settings = STAGES[stage]
     updates = getattr(cfg, f"{stage}_steps", 0)  # ppo, eval: 0
     steps = cfg.steps if stage == "ppo" else math.ceil(updates / UPDATES_PER_STEP)
@@ -950,7 +950,7 @@ def main(argv=None):
         if not cfg.ask:
             table = METRICS if stage == "ppo" else PRETRAIN_METRICS
             runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
-    starts = {run.name: run.folder.start for run in runs}  # the checkpoints that --resume found
+    starts = {run.stage_name: run.folder.start for run in runs}  # the checkpoints that --resume found
     stages.refuse_missing(cfg, in_order, starts, STAGES)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:

@@ -686,9 +686,10 @@ def main(argv=None):
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.ask:
         return AGENT.ask(run, source, evals[0].retriever)
-    frozen = int(cfg.kl_coef > 0 and not cfg.lora)  # a second model in memory; LoRA's reference is its base
+    # models in memory beside the policy: the reference, which with LoRA is its base
+    num_frozen = int(cfg.kl_coef > 0 and not cfg.lora)
     # folder.start: the checkpoint that --resume goes on from
-    policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, frozen=frozen)
+    policy = run.policy(run.folder.start or source, not cfg.eval_only, num_frozen)
     if cfg.eval_only:
         split = None  # no training
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt

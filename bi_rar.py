@@ -458,7 +458,7 @@ METRICS = page.METRICS  # {name of a logged number: what it is}
 
 def train(run, policy, initial, scorer, split):
     """GRPO with the stage's reward, from the initial policy."""
-    cfg, stage, model = run.cfg, run.name, policy.model
+    cfg, stage, model = run.cfg, run.stage_name, policy.model
     reference = initial if cfg.kl_coef else None
     optimizer = training.make_optimizer(model, cfg.lr, cfg.weight_decay, kind=cfg.optimizer)
     for step, row in run.steps(policy, optimizer, cfg.steps, label=f"{stage} | "):  # logs, saves when due
@@ -612,10 +612,10 @@ def main(argv=None):
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
-    for run in runs:  # run.name: the stage
+    for run in runs:
         source, newer_than = start, 0
-        if run.name.startswith("merged-"):
-            source, newer_than = merged_weights(cfg, run.name)
+        if run.stage_name.startswith("merged-"):
+            source, newer_than = merged_weights(cfg, run.stage_name)
         run_stage(run, source, newer_than, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED))
@@ -636,7 +636,7 @@ def run_stage(run, source, newer_than, initial_source, split, evals):
     """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
     a stage that is done: all its steps, and evaluations younger than newer_than, a file's time."""
     cfg = run.cfg
-    trains = run.name in TRAINED
+    trains = run.stage_name in TRAINED
     steps, lora = 0, 0  # without training the policy has no adapters: the initial one is loaded beside it
     if trains:
         steps, lora = cfg.steps, cfg.lora
@@ -646,9 +646,9 @@ def run_stage(run, source, newer_than, initial_source, split, evals):
     as_reference = trains and cfg.kl_coef > 0
     needs_initial = bool(initial_source) and (as_scorer or as_reference)
     # how many models are in memory beside the policy: the initial one, unless it is LoRA's base, and --scorer
-    frozen = int(needs_initial and not lora) + bool(cfg.scorer)
+    num_frozen = int(needs_initial and not lora) + bool(cfg.scorer)
     # folder.start: the checkpoint that --resume goes on from
-    policy = run.policy(run.folder.start or source, trains=trains, frozen=frozen)
+    policy = run.policy(run.folder.start or source, trains, num_frozen)
     initial = None
     if needs_initial:
         initial = models.load_reference(policy.model, initial_source, lora)
@@ -656,11 +656,11 @@ def run_stage(run, source, newer_than, initial_source, split, evals):
     if not trains:
         split = None
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
-    with run.stage(f"Bi-RAR {cfg.name}: {run.name}", policy, evals, evaluate, learned=split):
+    with run.stage(f"Bi-RAR {cfg.name}: {run.stage_name}", policy, evals, evaluate, learned=split):
         if trains:
             train(run, policy, initial, scorer, split)
         final = partial(evaluate, scorer=scorer)  # measures distances; evaluations between steps do not
-        run.evaluate(evaluate=final, initial=run.name == "initial")
+        run.evaluate(evaluate=final, initial=run.stage_name == "initial")
 
 
 def pair_to_merge(cfg):

@@ -766,7 +766,7 @@ def run_stage(run, env, stage, split, evals):
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     # folder.start: the checkpoint that --resume goes on from; None at the beginning
-    policy = run.policy(run.folder.start or source, trains, frozen=num_frozen)
+    policy = run.policy(run.folder.start or source, trains, num_frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = run.policy(source, trains=False)  # an engine of its own, on weights that are not trained

@@ -865,14 +865,14 @@ def run_stage(run, kind, split, evals):
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
     rows = sft_rows(cfg, split) if kind == "sft" else []
     # the KL's reference is a second model in memory; with adapters it is the policy without them
-    references = int(kind in REWARD and cfg.kl_coef > 0 and not lora)
+    num_frozen = int(kind in REWARD and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
-    policy = run.policy(folder.start or source, trains, references, lora=lora)
+    policy = run.policy(folder.start or source, trains, num_frozen, lora=lora)
     agent = DIRECT if kind == "direct" else AGENT  # DIRECT: its prompt has no tools
     split, *evals = agent.within_limit(policy, [split, *evals], cfg)  # --max-prompt
     fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
     trained_on = split if trains else None
-    with run.stage(f"Omne-R1 {cfg.name}: {run.name}", policy, fewer, evaluate, learned=trained_on):
+    with run.stage(f"Omne-R1 {cfg.name}: {run.stage_name}", policy, fewer, evaluate, learned=trained_on):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
@@ -880,7 +880,7 @@ def run_stage(run, kind, split, evals):
             train_sft(run, policy, records.to_learn(folder, examples, MAX_LENGTH, turn_label))
         elif trains:
             train(run, kind, policy, source, split)
-        run.evaluate(evals=evals, initial=run.name == "base")  # base: warns where few are in the format
+        run.evaluate(evals=evals, initial=run.stage_name == "base")  # base: warns where few are in the format
 
 
 def start_weights(cfg, kind):

@@ -85,19 +85,19 @@ class Run:
     def __init__(self, cfg, script="", metrics=None, stage="", free=(), saves=True):
         self.cfg = cfg
         self.metrics = metrics or {}
-        self.name = stage
+        self.stage_name = stage
         self.folder = None
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
             models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
-        self.evaluated = None, (), None  # policy, splits, the script's evaluate: of `stage`
+        self.learner, self.evals, self.script_evaluates = None, (), None  # `stage` sets them
         if script and not cfg.ask:
             self.folder = open_folder(cfg, script, stage, free, saves)
 
-    def policy(self, source, trains=True, frozen=0, lora=None):
+    def policy(self, source, trains=True, num_frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it
         before anything is sampled.
 
-        frozen: models of its size that will be loaded beside it. lora: another rank than --lora."""
+        num_frozen: models of its size that will be loaded beside it. lora: another rank than --lora."""
         cfg = self.cfg
         if lora is not None:
             cfg = replace(cfg, lora=lora)
@@ -107,7 +107,7 @@ class Run:
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
         lora = cfg.lora if trains else 0
-        recomputes = trains and memory.check(cfg, source, frozen)
+        recomputes = trains and memory.check(cfg, source, num_frozen)
         whole = cfg.engine != "vllm"  # ours copies whole weights, so they are sharded after it is made
         # what vLLM samples and nothing trains is held in its precision
         model, tokenizer = models.load_policy(
@@ -136,7 +136,7 @@ class Run:
 
         evaluate(policy, split, cfg, progress) -> (rows, summary): the script's, which `self.evaluate` calls
         for each split of evals. learned: the split that is trained on; --resume refuses another one."""
-        self.evaluated = policy, evals, evaluate
+        self.learner, self.evals, self.script_evaluates = policy, evals, evaluate
         folder = self.folder
         if opened[:1] == [folder]:
             tell(self.cfg)
@@ -167,11 +167,10 @@ class Run:
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
         evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
         it is said if they have nothing to learn from; a run that goes on from a checkpoint has it on file."""
-        cfg, folder = self.cfg, self.folder
-        policy, of_stage, script_evaluates = self.evaluated
-        evaluate = evaluate or script_evaluates
+        cfg, folder, policy = self.cfg, self.folder, self.learner
+        evaluate = evaluate or self.script_evaluates
         found = {}
-        for split in evals or of_stage:
+        for split in evals or self.evals:
             file = folder.path / f"eval_{split.name}{suffix}.json"
             kept = file.exists() or initial and folder.start
             if not (cfg.resume and suffix and kept):
@@ -241,7 +240,7 @@ class Run:
             how_far = place_of(step, total, done)
             told = [f"{label}{how_far}{step_line(row, table)}"]  # printed last, when the step is on disk
             due = cfg.eval_every and step % cfg.eval_every == 0 and step < total and done < 1
-            if due and self.evaluated[1]:
+            if due and self.evals:
                 row["eval/em"] = mean_em(self.evaluate(f"_step{step}"))
             row |= guards.watch(row, earlier, told.append, table, guard, coarsest_precision(cfg))
             if sample:
@@ -344,8 +343,8 @@ def tell(cfg):
         of_paper = f" [{getattr(paper, key)}]" if getattr(paper, key) != "" else ""
         settings.append(Text(f"{key} {getattr(cfg, key)}{of_paper}"))
     console.print(Columns(settings or ["none"], padding=(0, 2)), style="dim", width=SCREEN)
-    weights = [getattr(cfg, name, "none of its own") for name in ("policy", "model", "checkpoint")]
-    if cfg.data == "world" and not any(weights):
+    is_tiny = isinstance(cfg, PolicyFlags) and not (cfg.policy or cfg.model or cfg.checkpoint)
+    if cfg.data == "world" and is_tiny:
         console.print("The world's policy reads no system message: an edit of the prompt acts with --model.",
                       style="dim", markup=False)
 

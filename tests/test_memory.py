@@ -56,13 +56,13 @@ def test_a_small_and_a_large_policy_by_hand(skeletons):
     cfg = at2po.Config()
     n = weights(small)
     assert memory.count(small, cfg, "cpu") == (12 * n, 4 * n)
-    assert memory.count(small, cfg, "cpu", ranks=8, frozen=1) == (16 * n / 8, 4 * n / 8)
+    assert memory.count(small, cfg, "cpu", ranks=8, num_frozen=1) == (16 * n / 8, 4 * n / 8)
     n = weights(large)
     eight_bit = replace(cfg, optimizer="adamw8bit")
     assert memory.count(large, eight_bit, "cuda") == pytest.approx((6.03 * n, 4 * n))
     # Mujica's reference, whole beside adapters: 64 numbers for each row and column of a layer's 7 matrices
     r = 64 * 36 * (7 * 2560 + 2 * 4096 + 2 * 1024 + 3 * 9728)
-    assert memory.count(large, replace(cfg, lora=64), "cuda", frozen=1) == (12 * r + 4 * n, 4 * r)
+    assert memory.count(large, replace(cfg, lora=64), "cuda", num_frozen=1) == (12 * r + 4 * n, 4 * r)
 
 
 def test_activations_are_kept_where_they_fit(tmp_path, monkeypatch):
@@ -111,9 +111,9 @@ def test_every_recipe_parses_and_fits_its_machine(skeletons, monkeypatch):
             continue
         model = skeletons[cfg.model]
         ranks = int(machine.split("x")[0])
-        frozen = int(cfg.kl_coef > 0 and not cfg.lora or name == "mygo_mujica")  # (--stage offline, grpo)
+        num_frozen = int(cfg.kl_coef > 0 and not cfg.lora or name == "mygo_mujica")  # (grpo)
         room = .9 * GB[machine]  # a tenth for what PyTorch rounds up
-        assert fits(model, cfg, room, ranks=ranks, frozen=frozen), file.name
+        assert fits(model, cfg, room, ranks=ranks, num_frozen=num_frozen), file.name
         assert ranks == 1 or 4 * weights(model) < GB[machine]  # every rank loads it whole
     named = {f"{s}-{machine}" for s in ("at2po", "bi_rar", "mygo_mujica", "omne_r1") for machine in GB}
     assert named <= {file.stem for file in RECIPES}

@@ -26,10 +26,10 @@ def skeleton(config):
         return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def count(model, cfg, device, ranks=1, frozen=0):
+def count(model, cfg, device, ranks=1, num_frozen=0):
     """(bytes of weights and moments, of gradients) in one of `ranks` processes, which share them.
 
-    model: its skeleton. cfg: flags.PolicyFlags. frozen: models of this size beside the policy: reference,
+    model: its skeleton. cfg: flags.PolicyFlags. num_frozen: models of this size beside the policy: reference,
     scorer, sampler."""
     weights = trained = sum(p.numel() for p in model.parameters())
     head = model.get_output_embeddings()
@@ -37,7 +37,7 @@ def count(model, cfg, device, ranks=1, frozen=0):
         linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
         trained = cfg.lora * sum(m.in_features + m.out_features for m in linear)
     in_bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device == "cuda"
-    fixed = frozen + bool(cfg.lora)  # the base below adapters
+    fixed = num_frozen + bool(cfg.lora)  # the base below adapters
     moments = 2.03 if cfg.optimizer == "adamw8bit" else 8
     held = (4 + moments) * trained + (2 if in_bf16 else 4) * fixed * weights
     return held / ranks, 4 * trained / ranks
@@ -51,7 +51,7 @@ def device_bytes():
     return psutil.virtual_memory().available
 
 
-def check(cfg, name, frozen=0):
+def check(cfg, name, num_frozen=0):
     """Ends the program where the device cannot hold what the training of `name` (folder or hub id) holds. A
     folder of adapters alone is not counted.
 
@@ -63,7 +63,7 @@ def check(cfg, name, frozen=0):
     except (AttributeError, ValueError, OSError, KeyError, RuntimeError):  # loading says what it is
         return device == "cuda"
     have = device_bytes()
-    held, gradients = count(model, cfg, device, distributed.world(), frozen)
+    held, gradients = count(model, cfg, device, distributed.world(), num_frozen)
     wanted = held + gradients
     if wanted > have:
         sys.exit(f"error: {name} with these flags wants {wanted / 1e9:.1f} GB for weights, moments and "

@@ -75,7 +75,9 @@ class Questions:
 def load_cases(cfg, paper_eval):
     """(training cases, [Questions to evaluate]), every question with its sentences."""
     if cfg.data == "world":
-        questions = world_questions("train", (cfg.limit or 2000) + cfg.validate)
+        questions = []
+        if not cfg.eval_only:
+            questions = world_questions("train", (cfg.limit or 2000) + cfg.validate)
         names = (cfg.eval_data or "test").split(",")
         sets = {name: world_questions(name, cfg.eval_limit or 400) for name in names}
     else:
