@@ -91,14 +91,10 @@ RATIO = {
 
 POLICY = STEP | ROLLOUT | UPDATE | RATIO  # of a step that trains a language model by reward
 
-# said once, before the first evaluation and the first step
+# said once, behind the first evaluation
 EVALUATION = (
     "An evaluation's line has 95 % intervals. Answer read = a gold answer stands in what was read; EM there: "
     "of these questions; copied right = the given answer stands in question or passages.")
-LEGEND = (
-    "A step's line has means: reward; em = right ones; format = valid ones; len, turns = sampled tokens and "
-    "turns per trajectory; ent = entropy, nats per token; kl = how far updates moved; clip = share of tokens "
-    "outside the clip window; gnorm = gradient norm; roll, train = seconds.")
 
 
 def panels(metrics):

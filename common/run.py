@@ -72,7 +72,7 @@ def open_tracker(name, folder):
 # ---------------------------------------------------------------- a run, or a stage of one
 
 SCREEN = 80      # columns of what is read word by word
-explained = []   # legends that this program has printed
+explained = []   # legends that this program has printed, and words of lines
 PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as every evaluation does
 
 
@@ -250,7 +250,7 @@ class Run:
             if save_every and step % save_every == 0:
                 self.save(learner, optimizer, step, state)
                 saved = step
-            announce(row, *told)
+            announce(row, table, *told)
             if distributed.rank() == 0 and (due or time.time() > page_at):
                 page_at = time.time() + PAGE_EVERY
                 page_so_far(folder, how_far.replace("/", " of "))
@@ -415,11 +415,17 @@ def place_of(step, total, done):
     return f"step {step}/{total}" if ends >= total else f"step {step} of about {ends}"
 
 
-def announce(row, line, *warnings):
-    """On the terminal: a step's line, what its words mean, and what its guards say."""
+def announce(row, metrics, line, *warnings):
+    """On the terminal: a step's line, what its words mean that were not there before, what its guards say."""
     console.print(line, markup=False)
-    if "reward/mean" in row:  # no warm-up
-        explain(guards.LEGEND)
+    new = []
+    for key, metric in metrics.items():
+        word = metric.line.partition(" ")[0]  # of "em {:.3f}"; "{:.1f} GB" speaks for itself
+        if key in row and word.isalnum() and word not in explained:
+            explained.append(word)
+            new.append(f"{word} = {metric.words}")
+    if new:
+        explain(f"{'; '.join(new)}.")
     for warning in warnings:
         warn(warning)
 

@@ -194,15 +194,26 @@ def test_the_first_lines_say_what_they_are(tmp_path, capsys):
 def test_a_legend_is_told_once_in_80_columns(capsys, monkeypatch):
     monkeypatch.setattr(run, "explained", [])
     for _ in range(2):
-        run.explain(guards.LEGEND)
+        run.explain(guards.EVALUATION)
     lines = capsys.readouterr().out.splitlines()
-    assert " ".join(" ".join(lines).split()) == guards.LEGEND and max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == guards.EVALUATION and max(map(len, lines)) <= 80
 
 
-def test_the_legend_has_every_word_of_a_step_s_line():
-    shared = guards.STEP | guards.ROLLOUT | guards.UPDATE | guards.RATIO
-    words = {metric.line.split()[0] for metric in shared.values() if metric.line} - {"{:.1f}"}  # "41 GB"
-    assert words <= set(guards.LEGEND.replace(",", " ").replace(";", " ").split()), words
+@pytest.mark.parametrize("table", [at2po.METRICS, mygo_mujica.METRICS, omne_r1.SFT_METRICS, askit.METRICS])
+def test_each_word_of_a_step_s_line_is_explained_where_it_first_stands(table, capsys, monkeypatch):
+    monkeypatch.setattr(run, "explained", [])
+    row = {key: 0.5 for key, metric in table.items() if metric.line}
+    for _ in range(2):  # a step without an update, and one with
+        row.pop("train/grad_norm", None)
+        run.announce(row, table, run.step_line(row, table))
+    line, *legend, again = capsys.readouterr().out.splitlines()
+    assert line == again and max(map(len, legend)) <= 80
+    told = " ".join(" ".join(legend).split())
+    for word in line.split(" | ")[1:]:
+        word, _, number = word.partition(" ")
+        assert number in ("GB", "update") or told.count(f"{word} = ") == 1, word
+    run.announce(row | {"train/grad_norm": 0.5}, table, "")
+    assert capsys.readouterr().out.split() == f"gnorm = {table['train/grad_norm'].words}.".split()
 
 
 def test_run_names_are_short_enough_for_a_folder():
