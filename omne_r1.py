@@ -60,7 +60,7 @@ from kernels.weighted_ce import weighted_cross_entropy
 
 @dataclass
 class Config(flags.PolicyFlags):
-    """The paper's settings. Behind | stands the source of a default; a default without | is ours.
+    """The paper's settings. Behind | stands the source of a default; without | it is ours.
     common/flags.py has the flags of all scripts (model, names, lora, optimizer,
     micro_tokens, share_prefixes, sampler_correction), recipes/world.toml the embedded world's settings."""
 
@@ -107,15 +107,15 @@ class Config(flags.PolicyFlags):
     questions_per_step: int = 256   # questions per step | authors' code
     group_size: int = 1             # trajectories per question | authors' code
     mini_batch: int = 256           # trajectories per update | authors' code
-    epochs: int = 1                 # passes over a step's trajectories | verl's
+    epochs: int = 1                 # passes over a step's trajectories | ours, verl's
     lr: float = 1e-6                # of the policy | authors' code
     head_lr: float = 1e-5           # of the value head | authors' code
     lr_warmup: float = .05          # both rates rise over this share of steps, then stay | authors' code
     # half width of the clip window, which acts only where a step has several updates (the authors' steps
-    # have one) | verl's
+    # have one) | ours, verl's
     clip: float = .2
-    gamma: float = 1.0              # discount per token | verl's
-    lam: float = 1.0                # lambda of GAE | verl's
+    gamma: float = 1.0              # discount per token | ours, verl's
+    lam: float = 1.0                # lambda of GAE | ours, verl's
     # weight of the log-ratio to the stage's first weights, a cost in each token's reward; 0 = none | authors'
     # code, where it is switched off (use_kl_in_reward)
     kl_coef: float = 1e-3

@@ -190,7 +190,7 @@ def test_losses_over_the_missing_gold():
 def supervised(losses, held_out=()):
     """The row of two supervised updates."""
     row, model = {}, torch.nn.Linear(1, 1)
-    fake = SimpleNamespace(cfg=replace(CFG, supervised_steps=2, supervised_warmup=0), name="supervised",
+    fake = SimpleNamespace(cfg=replace(CFG, supervised_steps=2, supervised_warmup=0), stage_name="supervised",
                            steps=lambda *a, **more: [(1, row)])
     askit.supervise(fake, SimpleNamespace(model=model), partial(losses, model.weight), [], held_out)
     return row, model

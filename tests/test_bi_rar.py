@@ -323,7 +323,7 @@ def sgd(model):
 def one_step(model, initial, optimizer, groups, cfg):
     """The metrics of a training step on trajectories that have their rewards."""
     row = {}
-    run = SimpleNamespace(cfg=cfg, name="forward", steps=lambda *a, **k: [(1, row)],
+    run = SimpleNamespace(cfg=cfg, stage_name="forward", steps=lambda *a, **k: [(1, row)],
                           sampling=lambda *a: nullcontext())
     split = SimpleNamespace(questions=[None], retriever=None)
     with pytest.MonkeyPatch.context() as patch:
