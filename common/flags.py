@@ -114,7 +114,8 @@ def run_name(cfg, *first):
     and the seed; of an evaluation a number."""
     if cfg.eval_only and isinstance(cfg, PassageFlags):
         model = cfg.model or cfg.policy_model
-        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed)
+        searched = (cfg.policy, cfg.corpus, cfg.retriever, cfg.collect)
+        evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed, *searched)
         return f"eval-{stable_seed(*evaluated) % 10**6}"
     model = cfg.model or getattr(cfg, "policy_model", "")  # (askit.py has no --policy)
     parts = [*first, Path(model).name]

@@ -487,7 +487,9 @@ def tell_what_next():
     say(f"Next: python -m webbrowser {shlex.quote(str(last.path))}/trajectories.html")
     if last.config.get("collect") and Path(last.config["collect"]).expanduser().exists():
         learns = {"model": "FOLDER", "warmup_data": last.config["collect"]}
-        without = (*OF_TRAINING, "name", "policy_tokenizer", "checkpoint")
+        # what the flags say of warm-up and training stays
+        without = ("policy", "policy_model", "policy_tokenizer", "checkpoint", "eval_only", "collect",
+                   "resume", "name")
         say(f"      {flags.command(script, without, **learns)}")
     saved = [f.path for f in done if checkpoint.find(f.path / "checkpoint")]
     if script == "askit":  # the other stages leave no policy

@@ -173,8 +173,8 @@ def per_token(logprobs, response_mask, **others):
 
 
 def loss_stats(log_ratio, clipped, tokens, ratio):
-    """For Meter: sums over sampled tokens, and a maximum. All are of tokens (tokens: 1 or 0, a mask), or of
-    turns: log_ratio a turn's sum, ratio the exp of its mean, tokens how many it has."""
+    """Sums over a micro-batch's sampled tokens, and a maximum. All are of tokens (tokens: 1 or 0, a mask), or
+    of turns: log_ratio a turn's sum, ratio the exp of its mean, tokens how many it has."""
     real = tokens > 0
     tokens, ratio = tokens[real], ratio.detach()[real]
     return {

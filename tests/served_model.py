@@ -9,7 +9,8 @@ import sys
 import threading
 import zlib
 
-from common import data
+from common import data, process
+from common.files import UserError
 from common.metrics import stands_in
 from tests.conftest import JsonServer
 
@@ -63,6 +64,7 @@ def half_right(questions):
 
 
 if __name__ == "__main__":
-    model = Model(half_right(data.load_questions(sys.argv[1])), port=int(sys.argv[2]))
-    print(model.url)
-    threading.Event().wait()
+    with process.ends_cleanly((UserError, OSError)):
+        model = Model(half_right(data.load_questions(sys.argv[1])), port=int(sys.argv[2]))
+        print(f"{model.url}, until Ctrl-C or a kill", flush=True)
+        threading.Event().wait()

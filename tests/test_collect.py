@@ -21,6 +21,7 @@ from common.graphs import kg_tools
 from common.of_mygo import written
 from common.of_omne import plumbing
 from common.of_omne.graph_questions import held_out
+from common.rollout import Outcome, Trajectory, Turn
 from common.warmup import sharegpt, warmup
 from tests.conftest import Scripted
 from tests.served_model import Model, half_right
@@ -140,8 +141,11 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     kept = [q.id for q in splits.held_out("", questions)[1]]
     model = Model(half_right(questions))
     right = files / "right.jsonl"
-    evaluate(at2po, files, model.url, "--collect", right)
+    evaluate(at2po, files, model.url, "--collect", right, "--warmup-lr", "1e-3")
     said = " ".join(capsys.readouterr().out.split())
+    after, *_ = said.partition("Next: ")[2].partition("python at2po.py")[2].split(" #")
+    assert "--warmup-lr 1e-3" in after and after.endswith(f"--model FOLDER --warmup-data {right}")
+    assert not {"--eval-only", "--policy", "--collect"} & set(after.split())
     predictions = summary(files, "at2po", "e")["predictions"]
     assert [p["id"] for p in predictions] == kept    # the others are held out
     good = [p["id"] for p in predictions if p["em"]]
@@ -162,6 +166,18 @@ def test_a_served_model_is_collected_and_a_small_one_learns_it(files, small, cap
     (folder,) = (files / "cache/fivehop/warm-up").glob("at2po-*[0-9a-f]")
     losses = [row["train/loss"] for row in read_jsonl(folder / "metrics.jsonl")]
     assert losses[-1] < losses[0]
+
+
+def test_right_answers_that_nothing_read_has_are_counted(tmp_path, capsys):
+    trajectories = []
+    for page in ("Bo Moss made it.", "Nobody knows."):
+        turns = [Turn([1], [0.0], "", "", observation=page), Turn([2], [0.0], "eos", "")]
+        info = Outcome(answer="Bo Moss", em=1.0, searches=1)
+        trajectories.append(Trajectory("q", [0], turns, reward=1.0, info=info))
+    questions = [data.Question("q", "Who made it?", ["Bo Moss"])] * 2
+    sharegpt.collect(str(tmp_path / "r.jsonl"), trajectories, questions, lambda *_: [{"a": 1}])
+    assert "2 of 2 trajectories are right (of 1 nothing that was read has the answer)." in " ".join(
+        capsys.readouterr().out.split())
 
 
 def elsewhere(folder):

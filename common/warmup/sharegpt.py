@@ -7,6 +7,7 @@ from pathlib import Path
 from common import data, distributed
 from common.files import Lines, say, warn
 from common.formats import fingerprint
+from common.metrics import stands_in
 
 LONGEST = 60  # words of a question that is looked for in a prompt
 
@@ -40,14 +41,18 @@ def collect(file, trajectories, questions, rows_of):
 
     rows_of(trajectory, question) -> rows, the script's. The row of a policy's own conversation has "script",
     and is learned in that script's prompt and tags."""
-    rows, fate = [], Counter()
+    rows, fate, unread = [], Counter(), 0
     for trajectory, question in zip(trajectories, questions, strict=True):
         why = why_not(trajectory)
         fate[why] += 1
         if not why:
             rows += rows_of(trajectory, question)
+            read = " ".join(turn.observation for turn in trajectory.turns)
+            unread += not stands_in(question.answers, read)
     right = fate.pop("", 0)
     told = f"{right} of {len(trajectories)} trajectories are right"
+    if unread:
+        told += f" (of {unread} nothing that was read has the answer)"
     told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
     if not rows:
         advice = "look at what it wrote: eval_*.json, or the page"  # a format rule may be the server's doing
