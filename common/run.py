@@ -516,7 +516,7 @@ def what_is_saved():
             step = read_json(saved / "trainer.json", dict)["step"]
             steps.append(f"{folder.path}: checkpoint of step {step}")
     if not any((f.path / "config.json").exists() for f in opened):
-        return "no stage had begun; start the same command again"
+        return "no stage had begun; the same command begins it (a warm-up goes on)"
     if not steps:
         return ("no checkpoint yet; the same command and --resume begins training again, and keeps the "
                 "evaluation before it")
