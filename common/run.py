@@ -72,7 +72,7 @@ def open_tracker(name, folder):
 # ---------------------------------------------------------------- a run, or a stage of one
 
 SCREEN = 80      # columns of what is read word by word
-explained = []   # legends that this program has printed, and words of lines
+explained = []   # legends that this program has printed, and meanings of words
 PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as every evaluation does
 
 
@@ -421,9 +421,10 @@ def announce(row, metrics, line, *warnings):
     new = []
     for key, metric in metrics.items():
         word = metric.line.partition(" ")[0]  # of "em {:.3f}"; "{:.1f} GB" speaks for itself
-        if key in row and word.isalnum() and word not in explained:
-            explained.append(word)
-            new.append(f"{word} = {metric.words}")
+        meaning = f"{word} = {metric.words}"  # a later stage may mean another thing by it
+        if key in row and word.isalnum() and meaning not in explained:
+            explained.append(meaning)
+            new.append(meaning)
     if new:
         explain(f"{'; '.join(new)}.")
     for warning in warnings:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 import at2po
-from common import data, guards, metrics, report, rollout, run
+from common import data, flags, guards, metrics, report, rollout, run
 from common.files import RunError, read_jsonl
 from common.folder import RunFolder
 from common.of_mygo import records
@@ -856,3 +856,22 @@ def test_what_comes_next_can_be_pasted(tmp_path, capsys, monkeypatch):
     x, y = (str(folder.path) for folder in folders[:2])
     assert lines == [["python", "-m", "webbrowser", f"{y}/trajectories.html"],
                      ["python", "-m", "common.report", x, y]]
+
+
+def test_askit_asks_the_last_policy_of_the_run_that_was_named(tmp_path, capsys, monkeypatch):
+    """The coarse encoder and the T5s are no policy, and the other stages are found by the run's name."""
+    folders = [RunFolder(tmp_path, "askit", f"n-{stage}", {}) for stage in ("coarse", "ppo", "sqg")]
+    for folder in folders:
+        folder.create()
+        (folder.path / "trajectories.html").write_text("")
+        (folder.path / "checkpoint").mkdir()
+        (folder.path / "checkpoint/trainer.json").write_text('{"step": 1}')
+        row = {"question": "Who?", "em": 1.0, "gold": ["Ada"]}
+        folder.write("eval_test.json", {"summary": {}, "predictions": [row]})
+    monkeypatch.setattr(flags, "typed", ["--name", "n", "--steps", "3"])
+    monkeypatch.setattr(run, "opened", folders)
+    run.tell_what_next()
+    asked = next(line for line in capsys.readouterr().out.splitlines() if "--ask" in line)
+    words = shlex.split(asked.partition("#")[0])
+    assert words[words.index("--name") + 1] == "n" and "--steps" not in words
+    assert words[words.index("--checkpoint") + 1] == str(folders[1].path / "checkpoint")

@@ -83,6 +83,28 @@ def test_scores_by_seed_in_the_notes_are_those_of_the_runs(page):
                 assert printed in text, (pattern, name, printed)
 
 
+# Means over seeds that stand in a note's sentences alone: how many kinds of runs, and of which sets
+BY_MEAN = {
+    "at2po": (7, ["at2po/*", "hard/at2po/random-tree-grpo-2e-4-*", "hard/at2po/tables-*"], ["test"]),
+    "bi_rar": (7, ["bi_rar/*"], ["test"]),
+    "mygo_mujica": (14, ["mygo_mujica/*"], ["test", "other-relations"]),
+    "omne_r1": (4, ["omne_r1/seed*-sft-w[01]", "omne_r1/seed*-sft-w0*1"], ["1-2-hop"])}
+
+
+@pytest.mark.parametrize("page", BY_MEAN)
+def test_means_in_the_notes_are_those_of_the_runs(page):
+    text = (RESULTS / f"notes/{page}.md").read_text()
+    count, patterns, sets = BY_MEAN[page]
+    found = kinds(*patterns)
+    assert len(found) == count, found
+    for pattern in found:
+        of_runs = [committed.runs()[committed.name_of(run)]["evaluations"]["after"]
+                   for run in committed.matching(RESULTS / pattern)]
+        for name in sets:
+            mean = claims.number(sum(run[name]["em"] for run in of_runs) / len(of_runs))
+            assert mean in text, (pattern, name, mean)
+
+
 # Differences over seeds as the notes print them, per page: how many, runs, what they are set against
 MINUS = {
     "at2po": (5, [("hard/at2po/frozen-*", "hard/at2po/frozen-at2po-seed1?")]),
