@@ -13,13 +13,13 @@ PPO, except: an action is a sentence or submit, and pi(a|s) a softmax over seven
 There is no critic: b(s) is the mean return of other paths through s. A is not normalised, there is no entropy
 term and no KL, and there is one pass over a step's paths. The reward is F1, +1 if exact.
 
-    states, paths    state_ids, SearchPath       credit        path_reward, baselines, advantages_of
+    states, paths    state_ids, SearchPath       credit        path_return, baselines, advantages_of
     candidates       coarse_losses, offers       PPO           ppo_loss, train
     policy           log_policy, policy_of       questions     sub_question_rows, forced_questions
     searches         sample_paths, beam_search   correlation   correlation (sec. 4.4)
 
     python askit.py                              embedded world: coarse, supervised, PPO; four minutes
-    python askit.py --stage ask                  then: qap, sqg
+    python askit.py --stage asking               then: qap, sqg
     python askit.py --stage ppo --name nobonus --before seed0 --bonus 0      from another run's earlier stages
     python askit.py --data hotpotqa              the paper's encoders (as safetensors) and data; not run
     python askit.py --encoder DIR --fine-layers 3 --data train.jsonl --eval-data dev.jsonl    any encoder
@@ -52,12 +52,13 @@ from common.run import Run, program, timed
 
 @dataclass
 class Config(flags.Flags):
-    """The paper's settings. common/flags.py has the flags of all scripts (data, names, …)."""
+    """The paper's settings. Behind | stands the source of a default; a default without | is ours.
+    common/flags.py has the flags of all scripts (data, names, …)."""
 
     # ---- stages and models
 
-    # all = coarse, supervised, ppo; ask = qap, sqg; eval = no training: evaluates --checkpoint, else ppo's
-    stage: Literal["all", "ask", "coarse", "supervised", "ppo", "qap", "sqg", "eval"] = "all"
+    # all = coarse, supervised, ppo; asking = qap, sqg; eval = no training: evaluates --checkpoint, else ppo's
+    stage: Literal["all", "asking", "coarse", "supervised", "ppo", "qap", "sqg", "eval"] = "all"
     # runs (names or full paths, with commas) whose earlier stages this run loads if it has none itself
     before: str = ""
     model: str = ""                 # "paper" = the paper's encoders, also in the embedded world; else empty
@@ -92,8 +93,8 @@ class Config(flags.Flags):
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # last training questions (world: those after --limit), held out for a validation loss; how many is ours
-    # | sec. 4.1
+    # last training questions (world: those after --limit), held out for a validation loss | sec. 4.1; how
+    # many is ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -111,8 +112,8 @@ class Config(flags.Flags):
     correlate_sampling: Literal["policy", "authors"] = "policy"
 
     # ---- asking
-    qap_steps: int = 26250          # updates: 7 x 60,000 / 16, of rows of all questions | sec. 4.3.1
-    sqg_steps: int = 17500          # updates: 7 x 40,000 / 16, likewise | sec. 4.3.1
+    qap_steps: int = 26250          # updates: 7 epochs x 60,000 / 16 rows, drawn from all | sec. 4.3.1
+    sqg_steps: int = 17500          # updates: 7 epochs x 40,000 / 16, likewise | sec. 4.3.1
     question_batch: int = 16        # rows per update | authors' code
     question_lr: float = 1e-4       # learning rate of both | sec. 4.3.1; half a cosine to 0 is ours
     question_tokens: int = 64       # tokens of a sub-question, at most | authors' code
@@ -148,12 +149,12 @@ PAPER_EVAL = "hotpotqa-dev"
 
 def state_ids(pair_tokenizer, case, moves):
     """Ids of the question and of the sentences taken, <sep> between them (sec. 3.1.1). pair_tokenizer: of the
-    coarse encoder, the action model or the submit model; each has its own tokens."""
+    coarse encoder or of the action model; each has its own tokens. (submit's input: log_policy)"""
     question, sentences = case.tokens[pair_tokenizer.name]
     return pair_tokenizer.joined([question, *(sentences[i] for i in moves)])
 
 
-NOISE_RATE = 2.0  # of the exponential draw, rounded, of how many wrong sentences go in | authors' code
+NOISE_RATE = 2.0  # how many wrong sentences go in: an exponential draw of this rate, rounded | authors' code
 
 
 def training_state(case, rng, may_complete):
@@ -179,7 +180,7 @@ def coarse_loss(scores, gold_places):
 
 def coarse_losses(encoder, cases, cfg, rng):
     """The loss of an update: the encoder learns which gold is missing from a state. Yields once: (loss,
-    states, states whose best sentence is missing gold). `supervise` makes the updates."""
+    number of states, how many of them rank missing gold first). `supervise` makes the updates."""
     batch = rng.choices(cases, k=cfg.coarse_batch)
     others = rng.choices(cases, k=cfg.coarse_batch)
     taken_of, states = [], []
@@ -231,7 +232,7 @@ class Policy:
     action_tokenizer: encoders.PairTokenizer
     submit_tokenizer: encoders.PairTokenizer
     cfg: Config
-    asker: encoders.Writer | None = None  # the T5 that qap or sqg trains
+    asker: encoders.Writer | None = None  # the T5 of the stage, qap or sqg
 
     def __post_init__(self):
         self.forget()
@@ -249,7 +250,7 @@ def log_policy(policy, decisions):
     """(n, 1 + k) log pi of submitting (column 0) and of the sentences offered; -inf where fewer are offered.
     decisions: tuples (state, sentences offered, …). A next-sentence model scores each (state, sentence), a
     question-answering model scores submitting."""
-    action, submit = policy.action_tokenizer, policy.submit_tokenizer
+    action, submit = policy.action_tokenizer, policy.submit_tokenizer  # PairTokenizers
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
@@ -294,8 +295,8 @@ def policy_of(policy, states):
 
 def supervised_decisions(policy, cases, cfg, rng):
     """Decisions [(state, sentences offered, right)]; right: whether submitting is, then whether each is.
-    If gold is missing, every missing gold that is offered is right (if none is offered, one replaces the last
-    candidate); else to submit."""
+    Right is every missing gold that is offered (if none is, one replaces the last candidate); if none is
+    missing, to submit."""
     states = []
     for case in cases:
         taken = training_state(case, rng, may_complete=True)
@@ -322,7 +323,7 @@ def supervised_loss(logp, right):
 
 def supervised_losses(policy, cases, cfg, rng):
     """The loss of an update: the policy learns to take missing gold, and to submit when none is missing.
-    Yields (loss, states, states whose likeliest action is right) per forward pass."""
+    Yields (loss, number of states, how many have a right likeliest action) per forward pass."""
     batch = rng.choices(cases, k=cfg.supervised_batch)
     decisions = supervised_decisions(policy, batch, cfg, rng)
     for part in state_batches(decisions, cfg):
@@ -346,7 +347,7 @@ class SearchPath:
     case: "evidence.Case"
     moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
     given: int = 0  # moves it was given, not its own; above 0 only in the fresh paths of `baselines`
-    logprobs: tuple = ()  # of each action, of the weights that chose it
+    logprobs: tuple = ()  # log pi of each action, when it was chosen
     done: bool = False  # it has submitted
     reward: float = 0.0  # once it is done
 
@@ -451,9 +452,9 @@ def grow_beams(policy, cases, width):
 
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
-def path_reward(case, moves, cfg, t=0):
-    """The return of action t: R_t = gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1 counts the
-    submit, whose own F1 has one gamma; the bonus has none."""
+def path_return(case, moves, cfg, t=0):
+    """R_t, the return of action t: gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1: the
+    submit counts, and has one gamma itself; the bonus has none."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -463,14 +464,14 @@ def path_reward(case, moves, cfg, t=0):
 def rewarded(paths, cfg):
     """The paths, with their rewards filled in."""
     for p in paths:
-        p.reward = path_reward(p.case, p.moves, cfg)
+        p.reward = path_return(p.case, p.moves, cfg)
     return paths
 
 
 def returns_of(path, cfg):
     """R_t of every action of a path; at the default gamma of 1 all are its reward."""
     times = range(path.given, path.given + len(path.actions))
-    return [path_reward(path.case, path.moves, cfg, t) for t in times]
+    return [path_return(path.case, path.moves, cfg, t) for t in times]
 
 
 def state_key(case, moves):
@@ -489,9 +490,9 @@ def baselines(policy, paths, least, *seed):
 
     for p in paths:
         add_visits(p)
-    # by depth: a fresh path also counts in every later state that it passes, so fewer are missing there
+    # by depth: fresh paths from s also visit the states below it, where fewer are then needed
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # {(key, k): the start of the k-th path that key lacks}; all paths through key share it
+        fresh = {}  # {(key, k): start of the k-th path that key lacks}, the same for all paths through key
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
@@ -547,7 +548,7 @@ def actions_taken(policy, paths, advantages):
     taken, old log-prob, advantage)].
 
     Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
-    called before sampling and after the last update, never between."""
+    called before sampling, never between sampling and the last update."""
     decisions = []
     for p, of_actions in zip(paths, advantages, strict=True):
         for state, action, old, advantage in zip(
@@ -601,7 +602,6 @@ def train(run, policy, cases):
         row |= meter.means() | page.path_metrics(paths)
         returns = [returns_of(p, cfg) for p in paths]
         row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, returns, advantages)
-        policy.forget()  # frees memory: those scores are of old weights
 
 
 # ---------------------------------------------------------------- the supervised stages' loop
@@ -623,7 +623,7 @@ def supervise(run, learner, losses, rows, held_out):
     lr = cfg.question_lr if stage in T5_STAGES else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in T5_STAGES else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: UPDATES_PER_STEP * step is too many where the last step is short
+    # kept in checkpoints: --resume may raise the total behind a short last step
     counts = {"updates": 0}
     steps = math.ceil(total / UPDATES_PER_STEP)
     for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
@@ -662,8 +662,8 @@ def validation_loss(losses, learner, held_out, cfg):
 # ---------------------------------------------------------------- what the T5s learn (sec. 3.3, 3.4, 4.1.3)
 #
 # A writer is an encoders.Writer, a T5 with its tokenizer. Each of its inputs begins with TASK ("generate
-# question: "); SEP (<sep>) stands between a question and its evidence. The approximator is qap's T5, the
-# asker sqg's.
+# question: "); SEP (<sep>) stands between a question and its evidence. The approximator is qap's T5,
+# policy.asker that of the stage.
 
 def approximation_input(writer, case, taken):
     """Ids that QAp's T5 reads: the evidence, cut to fit. Its target is the question."""
@@ -870,7 +870,7 @@ def evaluate_approximations(policy, split, cfg, progress):
 @dataclass(frozen=True)
 class Stage:
     needs: tuple                # earlier stages whose checkpoints it always loads
-    begins_with: str            # the one whose weights it starts from, if it has no checkpoint of its own
+    begins_with: str            # whose weights it starts from, without --checkpoint or one of its own
     losses: Callable | None     # see `supervise`; ppo has `train`
     evaluate: Callable
     searches: tuple             # ways to find evidence, an evaluation each (qap, which reads gold: one)
@@ -884,7 +884,7 @@ STAGES = {  # needs, begins_with, losses, evaluate, searches
     "sqg": Stage(("coarse", "qap", "ppo"), "", question_losses, evaluate, ("replace",)),
     "eval": Stage(("coarse",), "ppo", None, evaluate, ("greedy", "beam")),
 }
-IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "ask": T5_STAGES}
+IN_ORDER = {"all": ("coarse", "supervised", "ppo"), "asking": T5_STAGES}
 
 
 def question_rows(cfg, stage, writer, policy, cases, required):
@@ -946,10 +946,9 @@ def main(argv=None):
     in_order = IN_ORDER.get(cfg.stage, (cfg.stage,))
     free = ["stage", "coarse_steps", "supervised_steps", "qap_steps", "sqg_steps"]  # --resume may change them
     runs = []
-    for stage in in_order:
-        if not cfg.ask:
-            table = METRICS if stage == "ppo" else PRETRAIN_METRICS
-            runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
+    for stage in () if cfg.ask else in_order:
+        table = METRICS if stage == "ppo" else PRETRAIN_METRICS
+        runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
     starts = {run.stage_name: run.folder.start for run in runs}  # the checkpoints that --resume found
     stages.refuse_missing(cfg, in_order, starts, STAGES)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)

@@ -43,7 +43,7 @@ import torch
 
 from common import chat, data, flags, metrics, rollout, splits, tool_search, training
 from common import model as models
-from common.agent import Agent, Player, after_warm_up
+from common.agent import Agent, after_warm_up
 from common.of_at2po import baselines, trees
 from common.rollout import Outcome, Trajectory, Turn, context_ids, sampled_text, stable_seed
 from common.run import Run, program, timed
@@ -70,8 +70,8 @@ class Config(flags.PassageFlags):
     max_passage: int = 1000         # characters of a passage that are read | authors' code
     max_prompt: int = 2000          # tokens of the prompt | Table 3
     max_response: int = 6192        # tokens of the response, observations included | Table 3
-    # the question inside the system message (the authors'), or in a user message; tools: there, and searches
-    # are calls of the model's own chat template (common/tool_search.py)
+    # where the question is: in the system message (the authors'), or in a user message; tools: as chat, but
+    # searches are calls of the model's own chat template (common/tool_search.py)
     prompt_form: Literal["system", "chat", "tools"] = "system"
     # stop at </answer>; off: the policy learns to end | authors' code
     stop_at_answer: bool = False
@@ -84,9 +84,8 @@ class Config(flags.PassageFlags):
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
-    # turn = A(n); outcome = the leaf's value for all its turns;
-    # tree-grpo = the leaf's reward standardised in its tree, plus standardised in its first turn's subtree
-    # | Eq 3, Table 1
+    # turn = A(n); outcome = the leaf's value, for all its turns; tree-grpo = that, plus its value among the
+    # leaves below its first turn alone | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), sequence (gspo) or token; baselines have own defaults | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -101,8 +100,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; 0 = no limit; auto = what GRPO's chains would sample: steps x
-    # questions_per_step x group_size x mean tokens, so far, of the chains that trees begin with
+    # sampled tokens that end training; 0 = no limit; auto = as many as GRPO would sample: steps x
+    # questions_per_step x group_size x mean tokens of a tree's first chains, so far
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -201,13 +200,13 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    # one per call of `play`, for all turns that it adds, and part of their seeds: "chain3.0-2" is a sibling
-    # of a turn of chain3, choice 2 of round 0; ".0-2" is a new chain, begun at the root
+    # the call of `play` that sampled it, part of its seed. "chain3.0-2": round 0's choice 2 (both from 0),
+    # which branches off chain3; ".0-2": a new chain from the root
     name: str = ""
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
     value: float = 0.0                      # V(n)
-    weights: list[float] = field(default_factory=list)  # of the children's values in it
+    weights: list[float] = field(default_factory=list)  # what each child counts in V(n)
     advantage: float = 0.0                  # A(n)
     trajectory: "Trajectory | None" = None  # of a leaf
 
@@ -264,8 +263,8 @@ async def play_turn(player, node, name):
     if g.stop_reason == call[1] and queries:
         query = tool_search.query_of(queries[-1]) if cfg.prompt_form == "tools" else queries[-1]
         query = query.replace('"', "").strip()
-    # observation: the text, which the page shows and parse_response reads; observation_ids: what the policy
-    # reads, in the form of tools as the model's template writes a reply
+    # observation: text, for trajectories.html and parse_response's check of tags; observation_ids: what the
+    # policy reads next
     if query and len(turns) < cfg.max_searches:
         passages = await player.search(query, cfg.top_k)
         result = render_passages(passages, cfg.max_passage)
@@ -298,15 +297,15 @@ SIBLING_PENALTY = .05  # alpha of Algorithm 1, line 11 | authors' code
 def choose_nodes(root, cfg, rng):
     """The N nodes that get a sibling next (lines 10 to 12): the most uncertain turns first, or random ones;
     never a leaf. The root has no siblings: where it is chosen, a new chain begins."""
-    candidates = [root] + [n for n in root.nodes()[1:] if not n.done]
+    candidates = [n for n in root.nodes() if not n.done]
     if cfg.expansion == "random":
         # too few: drawn with replacement, as in the authors' code
         draw = rng.sample if len(candidates) >= cfg.expand else rng.choices
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
-        # Line 11 counts the turn itself, too: one penalty more for every turn, so the order is the same. Only
-        # the authors' code has the root: its entropy is 0, so it is seldom chosen
+        # Line 11 counts the turn itself, too: .05 more for each, the same order. The root (authors' code)
+        # ranks as a first turn of entropy 0 would: to choose either adds a child of the root
         if node is root:
             return -SIBLING_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
@@ -340,8 +339,7 @@ def rollout_trees(policy, retriever, questions, cfg, step):
     search = rollout.BatchedSearch(retriever)
 
     async def grow(question, seed):
-        prompt_ids = render_prompt(policy.tokenizer, question.question, cfg.prompt_form)
-        player = Player(policy, search, prompt_ids, cfg, seed, cfg.temperature)
+        player = AGENT.player(policy, search, question, cfg, seed, cfg.temperature)
         if cfg.expansion == "branches":
             root = await baselines.grow_aepo(partial(play_turn, player), Node(), cfg, seed, policy.tokenizer)
         else:
@@ -349,10 +347,10 @@ def rollout_trees(policy, retriever, questions, cfg, step):
         if cfg.retokenize:  # Figure 8's control: train on text that is encoded anew
             baselines.retokenize(policy.tokenizer, root)
         for leaf in root.leaves():
-            leaf.trajectory = Trajectory(question.id, prompt_ids, leaf.turns())
+            leaf.trajectory = Trajectory(question.id, player.prompt_ids, leaf.turns())
         return root
 
-    seeds = rollout.tree_seeds(questions, cfg.seed, step)  # not question_seeds: results/ was made with these
+    seeds = rollout.tree_seeds(questions, cfg.seed, step)
     agents = [grow(q, seed) for q, seed in zip(questions, seeds, strict=True)]
     return rollout.run_agents(agents, policy.engine, search)
 
@@ -377,7 +375,7 @@ def boxed(text):
 
 
 def parse_response(turns, form="system"):
-    """(answer or None, problem or ""): reads what the policy sampled, never an observation (Eq 15).
+    """(answer or None, problem or "") of sampled text; of observations, only whether they are results, Eq 15.
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
     search that got its result; the last has exactly one answer block, with \\boxed{} inside. Text around the
@@ -416,7 +414,7 @@ class Scored(Outcome):
 
 
 def score(trajectory, question, cfg):
-    """Fills in the reward, exact match in valid format (Eq 16), and the reasons. Returns the trajectory."""
+    """Sets the reward (exact match, or --bad-format-reward; Eq 16) and info. Returns the trajectory."""
     answer, problem = parse_response(trajectory.turns, cfg.prompt_form)
     _, result = tags_of(cfg.prompt_form)
     searches = sum(result[0] in t.observation for t in trajectory.turns)
@@ -492,9 +490,9 @@ def assign_advantages(root, cfg):
     there is nothing to learn from such a tree."""
     if not training.has_spread(root.rewards()):
         return
-    # authors' code: ATPO on trees divides by the population's std, all else by the sample's. GROUPS:
+    # authors' code: ATPO on trees divides by the population's std, all else by the sample's. NO_TREE:
     # expansions that grow no tree
-    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.GROUPS
+    sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.NO_TREE
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
         of_turns = [node.advantage for node in leaf.lineage()]
@@ -511,8 +509,8 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
     """Eq 10-12. Returns (loss, stats). GSPO (Eq 8-9) is the case of one turn per sequence.
 
     All are (B, K), K: most turns of a row. log_ratio: log pi - log pi_old, summed over the turn's tokens.
-    advantages: A of the turn. tokens: how many it has; 0 = there is no such turn. num_sequences: what the sum
-    is divided by, B if it is not given; of a micro-batch the sequences of its whole mini-batch."""
+    advantages: A of the turn. tokens: how many it has; 0 = there is no such turn. num_sequences: divides the
+    sum: the sequences of the whole mini-batch; without it B."""
     # Eq 11: s_k = (pi(turn k) / pi_old(turn k))^(1 / |turn k|). Its gradient is Eq 12's, s_k times the mean
     # over the turn of grad log p_t. A mean log-ratio above 10 counts as 10: s stays finite, without gradient
     s = (log_ratio / tokens.clamp(min=1)).clamp(max=10).exp()
@@ -529,7 +527,7 @@ def turn_loss(log_ratio, advantages, tokens, clip_low=3e-3, clip_high=4e-3, num_
 
 def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
               clip_low=3e-3, clip_high=4e-3, num_sequences=None):
-    """turn_loss from tokens, for other trainers (examples/); `train` uses policy_loss. Returns (loss, stats).
+    """Not called here: turn_loss from tokens, for other trainers (examples/). Returns (loss, stats).
     All are (B, T); [b, t] belongs to token t (log-probs are shifted already).
 
     logprobs: in float32; old_logprobs, advantages: without gradient. response_mask: what the policy sampled,
@@ -545,8 +543,8 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
 
 def update_spread(log_ratio, response_mask, turn_ids):
     """Eq 13, logged only: how evenly an update is spread over the turns of each sequence, (B,) from 0 to 1. A
-    turn's share is the sum of its tokens' -log-ratios, divided by the sequence's sum; p = softmax of the K
-    shares; H(p) / log K, or 0 for one turn. log_ratio: new - old, (B, T)."""
+    turn's KL is estimated by the sum of its tokens' -log-ratios; its share is that over the sequence's; p =
+    softmax of the K shares; H(p) / log K, or 0 for one turn. log_ratio: new - old, (B, T)."""
     sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
     total = sums.sum(1, keepdim=True)                                              # (B, 1)
@@ -558,8 +556,8 @@ def update_spread(log_ratio, response_mask, turn_ids):
 
 
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
-    """(loss, stats) of a micro-batch, from log-probs of tokens (B, T) and of turns (B, K). The denominator is
-    num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
+    """(loss, stats) of a micro-batch. turn_logprobs: logprobs (B, T) summed per turn (B, K), by the kernel.
+    The denominator is num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
     # --sampler-correction token: each token's times min(p_trainer / p_engine, 2); a turn gets their mean
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
@@ -582,11 +580,11 @@ def trajectories_of(roots):
 METRICS = trees.METRICS  # {name of a logged number: what it is}
 
 
-def minibatches_of(roots, model, reference, cfg):
-    """[(micro-batches, sequences, sampled tokens)], one per update: micro-batches of this rank, in which a
-    turn that leaves share is computed once; counts of all ranks. Old log-probs are the trained model's
-    before any update, not the engine's; the first update takes them from its own pass (train)."""
-    found = []
+def mini_batches_of(roots, model, reference, cfg):
+    """[(this rank's micro-batches, all ranks' sequences, all ranks' sampled tokens)], one per update. A turn
+    that leaves share is computed once. Old log-probs are the trained model's before any update, not the
+    engine's; the first update takes them from its own pass (train)."""
+    mini_batches = []
     for i in range(0, len(roots), cfg.mini_batch):
         trajectories = trajectories_of(roots[i:i + cfg.mini_batch])
         # a flat tree has no gradient: no pass, and (ours) no KL; denominators count it (Eq 10)
@@ -595,11 +593,11 @@ def minibatches_of(roots, model, reference, cfg):
             continue
         batches = training.prepare(
             model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-            cfg.temperature, entropies=cfg.loss == "aepo", old=bool(found))
+            cfg.temperature, entropies=cfg.loss == "aepo", old=bool(mini_batches))  # the first: remember_old
         baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
         num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
-        found.append((batches, len(trajectories), num_tokens))
-    return found
+        mini_batches.append((batches, len(trajectories), num_tokens))
+    return mini_batches
 
 
 def train(run, policy, reference, split):
@@ -607,7 +605,7 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    # ours. spent: {"tokens": so far, …}, which checkpoints keep; questions_per_step: thrice cfg's for DAPO
+    # --token-budget (ours). .spent: kept in checkpoints; .questions_per_step: cfg's, for DAPO thrice that
     budget = baselines.TokenBudget(cfg)
     # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
@@ -621,26 +619,26 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        # all trees; DAPO lowers rewards of long answers, in place, and takes flat trees if others are few
+        # DAPO: lowers rewards of long answers, in place; flat trees only if others are few. Other losses: all
         learned_roots = baselines.learned_from(roots, cfg)
         for root in learned_roots:
             assign_advantages(root, cfg)
 
         # 4. mini-batches, with log-probs of the weights that sampled
         with timed(row, "time/old_logprobs"):
-            minibatches = minibatches_of(learned_roots, model, reference, cfg)
+            mini_batches = mini_batches_of(learned_roots, model, reference, cfg)
 
         # 5. update (Eq 10-11), once per mini-batch
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
-        all_batches = [b for batches, _, _ in minibatches for b in batches]
+        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
+        all_batches = [b for batches, _, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
-        for batches, num_sequences, num_tokens in minibatches * cfg.epochs:
+        for batches, num_sequences, num_tokens in mini_batches * cfg.epochs:
             for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
                 b.remember_old(logprobs, turn_logprobs)  # in the first update; no effect later
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
                 (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
-                if meter.total:  # not in the step's first update, where all log-ratios are 0
+                if meter.total:  # an update was made in this step; before it all log-ratios are 0
                     moved = logprobs.detach() - b.old_logprobs
                     stats["spreads"] = update_spread(moved, b.response_mask, b.turn_ids).tolist()
                 meter.add(loss, stats, b.weight)
@@ -649,12 +647,12 @@ def train(run, policy, reference, split):
                 optimizer.step()
             optimizer.zero_grad()
 
-        # ours: how far this step moved the log-probs of right answers, and of wrong ones; all other numbers
-        # are of the weights before the last update
-        if minibatches:
-            last, *_ = minibatches[-1]
-            row |= training.moved(model, last, cfg.temperature)
         row |= trees.step_metrics(roots, meter, split.retriever)
+        # ours, one more forward pass: how far this step moved the log-probs of the last mini-batch's tokens
+        # with A > 0, and with A < 0; all other metrics are of the weights before the last update
+        if mini_batches:
+            last, *_ = mini_batches[-1]
+            row |= training.moved(model, last, cfg.temperature)
         budget.add(row)
         row["sample"] = trees.sample_record(policy, roots, questions, step, cfg)
 
@@ -681,7 +679,7 @@ def main(argv=None):
     (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
-    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data trains first, and is then a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data: trains on it first, and sets cfg.checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.ask:
@@ -689,7 +687,7 @@ def main(argv=None):
     # models in memory beside the policy: the reference, which with LoRA is its base
     num_frozen = int(cfg.kl_coef > 0 and not cfg.lora)
     # folder.start: the checkpoint that --resume goes on from
-    policy = run.policy(run.folder.start or source, not cfg.eval_only, num_frozen)
+    policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, num_frozen=num_frozen)
     if cfg.eval_only:
         split = None  # no training
     split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt

@@ -22,8 +22,8 @@ data set that comes with the code, the whole turn).
 
     python bi_rar.py                    embedded world, seven minutes: baseline, forward, backward, merge
     python bi_rar.py --stage forward    one stage (baseline, forward, backward, merge, eval); --resume goes on
-    python bi_rar.py --stage merge --forward A --backward B --data search-r1   two folders of one architecture
     python bi_rar.py --model Qwen/Qwen2.5-3B-Instruct      the paper's setting: a search server; not run by us
+    python bi_rar.py --model M --stage merge --forward A --backward B      two folders of one architecture
 Where paper, code and ours differ: docs/differences.md. Numbers reached: results/README.md.
 """
 
@@ -59,7 +59,7 @@ class Config(flags.PassageFlags):
 
     # ---- stages
 
-    # all = initial, baseline, forward, backward, a merge per share in --lambdas; eval = --checkpoint alone.
+    # all = initial, baseline, forward, backward, a merge per share in --lambdas; eval trains nothing.
     # Two controls (common/of_bi_rar/controls.py): length: a right trajectory earns 1 less .05 per search;
     # shuffled: forward, its distances permuted over all right trajectories of a step
     stage: Literal[
@@ -74,7 +74,7 @@ class Config(flags.PassageFlags):
     prompt_form: Literal["user", "tools"] = "user"
     group_size: int = 5             # trajectories per question | sec. 4
     top_k: int = 3                  # passages per search | Search-R1
-    max_searches: int = 4           # turns before the last one, also without a search | Search-R1
+    max_searches: int = 4           # turns that may search, invalid ones too; one more follows | Search-R1
     max_passage: int = 4000         # characters kept of a passage; --max-observation cuts after that
     max_prompt: int = 2048          # tokens of the prompt | Search-R1
     max_turn: int = 500             # tokens per turn | Search-R1
@@ -157,8 +157,8 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="u
 
 
 def render_result(tokenizer, shown, limit, form="user"):
-    """(text, ids) of a search result that shows this text; ids: those that it has where a turn's "<" follows
-    (before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
+    """(text, ids) of a search result that shows this text; ids: as tokenised with a turn's "<" behind them
+    (chat.before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
     `limit` tokens loses its end, but not the closing tag; in the form of tools the limit does not count the
     template's own words."""
     if form == "tools":
@@ -299,14 +299,15 @@ def information_distance(k_a_bc, k_b_ac, k_a_c, k_b_c):
 
 
 class ReasoningStep(NamedTuple):
-    """Token ids, as tuples of int."""
+    """T_i, with its question's Q and A: token ids, as tuples."""
     Q: tuple
     A: tuple
     T: tuple
 
 
 def terms_of(reasoning_step, line_break):
-    """The seven K(u | v) of Eq 4, {"u|v": (ids of v, ids of u)}; the texts of v in the order Q, A, T."""
+    """The seven K(u | v) of Eq 4: {"u|v": (v, u)}, ids as the scorer reads them; texts of v in the order
+    Q, A, T. scoring.sequences_of relies on the order of the seven."""
     Q, A, T = reasoning_step
 
     def lines(*texts):
@@ -357,9 +358,9 @@ def reasoning_steps_of(trajectory, question, tokenizer, cfg, same_vocabulary=Tru
         thought = THOUGHT.search(turn.text)
         if cfg.step_text == "thought" and thought:
             T = ids_of(thought[1].strip())
-        elif same_vocabulary:  # the whole turn: asked for, or it has no <think> tags
+        elif same_vocabulary:  # the whole turn, as it was sampled
             T = tuple(turn.ids)
-        else:
+        else:  # encoded anew, its tags as ‹…>
             T = ids_of(turn.text)
         reasoning_steps.append(ReasoningStep(Q, A, T))
     return reasoning_steps
@@ -386,8 +387,9 @@ def measure_distances(policy, scorer, pairs, cfg):
     with models.reference_weights(policy.model, scorer.model) as model:
         bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}, of all ranks
     measured = dict.fromkeys(distinct, (FARTHEST, FARTHEST))  # an empty T stays there
-    for r, of_step in terms.items():
-        measured[r] = distances({name: bits[v_u] for name, v_u in of_step.items()})
+    for r, named in terms.items():
+        K = {name: bits[term] for name, term in named.items()}  # "u|v": K(u | v)
+        measured[r] = distances(K)
     for t, _ in pairs:
         t.info.d_TA = [measured[r][0] for r in steps_of[t]]
         t.info.d_TQ = [measured[r][1] for r in steps_of[t]]
@@ -477,7 +479,7 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. this rank's micro-batches (B, T), with log-probs of the initial policy (for the KL) and of the
-        # policy before any update (the first update: from its own pass). Flat groups count in N alone
+        # policy before any update (the first: remember_old). Flat groups count in num_sequences alone
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -496,7 +498,7 @@ def train(run, policy, initial, scorer, split):
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
+        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
         for batches, num_sequences in mini_batches:
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)
@@ -507,7 +509,7 @@ def train(run, policy, initial, scorer, split):
                 loss, stats = training.grpo_loss(
                     logprobs, b.old_logprobs, advantages, b.response_mask, token_weights,
                     clip_low=cfg.clip, clip_high=cfg.clip, kl_coef=cfg.kl_coef, ref_logprobs=b.ref_logprobs)
-                (loss * b.weight).backward()  # weight 0: a filler, so that all ranks make equally many
+                (loss * b.weight).backward()  # weight 0: a filler, where another GPU has more batches
                 meter.add(loss, stats, b.weight)
             norm = training.clip_gradient(model, cfg.grad_clip)
             if meter.end_update(norm):  # loss and gradient are finite, on all ranks
@@ -519,7 +521,8 @@ def train(run, policy, initial, scorer, split):
 
 
 def sample_record(policy, scorer, groups, questions, step, cfg):
-    """For the page: the step's first group with different rewards, wrong trajectories measured, too."""
+    """For the page: the step's first group with different rewards, wrong trajectories measured, too, and in
+    every stage: so a scorer is always loaded."""
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
@@ -548,7 +551,7 @@ def merge(forward, backward, lam, out):
     for name, theta in merged.named_parameters():  # in place: it was the forward policy
         theta.copy_((1 - lam) * theta + lam * theta_backward[name])
     stored = AutoConfig.from_pretrained(models.find_model(forward)).dtype or torch.float32
-    shutil.rmtree(out, ignore_errors=True)  # an earlier merge: main passes NAME-weights-LAM
+    shutil.rmtree(out, ignore_errors=True)  # an earlier merge (NAME-weights-LAM)
     merged.to(stored).save_pretrained(out)
     models.load_tokenizer(forward).save_pretrained(out)
 
@@ -579,7 +582,7 @@ def evaluate(policy, split, cfg, progress, scorer=None):
 # backward    the initial policy    cascade of exp(-d_TQ)        NAME-backward, with a checkpoint
 # merged-0.25 forward and backward  (only evaluated)             NAME-merged-0.25; NAME-weights-0.25, a model
 #             (--stage merge makes one for each of --lambdas)
-# eval        --checkpoint          (only evaluated)             NAME-eval
+# eval        what flags name       (only evaluated)             NAME-eval
 # length      the initial policy    1 less .05 per search        NAME-length, with a checkpoint
 # shuffled    the initial policy    cascade, d_TA permuted       NAME-shuffled, with a checkpoint
 
@@ -608,47 +611,40 @@ def main(argv=None):
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data trains first, and is then a --checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
-    # --stage eval evaluates a --checkpoint, but measures distances with initial_source
+    # with --checkpoint --stage eval evaluates that, but measures distances with initial_source
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
     for run in runs:
-        source, newer_than = start, 0
-        if run.stage_name.startswith("merged-"):
-            source, newer_than = merged_weights(cfg, run.stage_name)
-        run_stage(run, source, newer_than, initial_source, split, evals)
+        run_stage(run, start, initial_source, split, evals)
     if cfg.stage != "eval":
         distributed.once(page.show_table, cfg, ("initial", *TRAINED))
 
 
-def merged_weights(cfg, stage):
-    """Merges. Returns the folder of the merged weights, and when the newer of both policies was written: an
-    older evaluation is made again."""
-    lam = stage.removeprefix("merged-")
-    pair = pair_to_merge(cfg)
-    merged = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
-    distributed.once(merge, *pair, float(lam), merged)
-    files = [file for folder in pair for file in Path(folder).glob("*.safetensors")]
-    return merged, max((file.stat().st_mtime for file in files), default=0)
-
-
-def run_stage(run, source, newer_than, initial_source, split, evals):
-    """Loads `source` (a folder or hub id), trains it where the stage trains, and evaluates it. --resume skips
-    a stage that is done: all its steps, and evaluations younger than newer_than, a file's time."""
+def run_stage(run, source, initial_source, split, evals):
+    """Loads `source` (a folder or hub id) or merges, trains it where the stage trains, and evaluates it.
+    --resume skips a stage that is done: all its steps, and evaluations younger than what was merged."""
     cfg = run.cfg
     trains = run.stage_name in TRAINED
-    steps, lora = 0, 0  # without training the policy has no adapters: the initial one is loaded beside it
+    steps, lora = 0, 0  # untrained: no new adapters, so the initial policy is a second model
     if trains:
         steps, lora = cfg.steps, cfg.lora
-    if run.folder.is_done(steps, evals, newer_than):
+    merges = run.stage_name.startswith("merged-")
+    pair = pair_to_merge(cfg) if merges else []
+    written = [file.stat().st_mtime for folder in pair for file in Path(folder).glob("*.safetensors")]
+    if run.folder.is_done(steps, evals, newer_than=max(written, default=0)):
         return
-    as_scorer = not cfg.scorer
-    as_reference = trains and cfg.kl_coef > 0
-    needs_initial = bool(initial_source) and (as_scorer or as_reference)
+    if merges:
+        lam = run.stage_name.removeprefix("merged-")
+        source = Path(cfg.out) / "bi_rar" / f"{cfg.name}-weights-{lam}"
+        distributed.once(merge, *pair, float(lam), source)
+    initial_scores = not cfg.scorer
+    initial_is_reference = trains and cfg.kl_coef > 0
+    needs_initial = bool(initial_source) and (initial_scores or initial_is_reference)
     # how many models are in memory beside the policy: the initial one, unless it is LoRA's base, and --scorer
     num_frozen = int(needs_initial and not lora) + bool(cfg.scorer)
     # folder.start: the checkpoint that --resume goes on from
-    policy = run.policy(run.folder.start or source, trains, num_frozen)
+    policy = run.policy(run.folder.start or source, trains=trains, num_frozen=num_frozen)
     initial = None
     if needs_initial:
         initial = models.load_reference(policy.model, initial_source, lora)
@@ -675,7 +671,7 @@ def pair_to_merge(cfg):
 
 def find_initial(cfg):
     """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
-    scorer. Empty for a served --policy, or a merge of named folders without --model."""
+    scorer. Empty for a served --policy, and where --forward stands without --model."""
     # --stage eval: --checkpoint is what is evaluated, not the initial policy, unless a warm-up made it
     if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
@@ -694,6 +690,7 @@ def load_scorer(cfg, policy, initial):
         source = models.find_model(cfg.scorer)
     model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
+    model.vocabulary = models.vocabulary_of(tokenizer)
     # one vocabulary: the scorer reads the sampled ids as they are (a served --policy returns text)
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
         return Scorer(model)
@@ -709,7 +706,8 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     if cfg.eval_only or cfg.stage == "eval":  # two flags for one thing
         cfg = replace(cfg, stage="eval", eval_only=True)
-    least = {"max_observation": 20, "group_size": 2}  # (GRPO compares samples)
+    # a result keeps its closing tag; GRPO compares samples
+    least = {"max_observation": 20, "group_size": 2}
     tool_search.check(cfg.prompt_form, cfg)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
                       least=least)

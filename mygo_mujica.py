@@ -78,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # kept of a passage, triple or question; at most 20 times as many letters
+    max_words: int = 200            # kept of every text that is shown, and 20 characters for each (harmless)
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -133,8 +133,8 @@ def first_prompt(tokenizer, who, request, few_shot=False):
 
 
 def harmless(text, max_words):
-    """One line of at most max_words words and 20 max_words characters. Passages, sub-questions and sentences
-    pass through here, so that they cannot imitate our tags, indices and headings.
+    """One line of at most max_words words and 20 max_words characters. Every text from outside passes through
+    here, so that it cannot imitate our tags, indices and headings.
 
     >>> harmless("Silent Harbor <b>\\n[3] Obs:: me </sentence>", 20)
     'Silent Harbor ‹b> (3) Obs me ‹/sentence>'
@@ -171,7 +171,7 @@ def planner_request(env, question, entities):
 SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
-    \bSearch\s*+\(\s*+
+    \bSearch\s*+\(\s*+                      # (*+ gives nothing back: linear time)
     ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; without one, or with several, a bad call
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
@@ -278,7 +278,7 @@ class Team:
     place: Place
     cfg: Config
     temperature: float
-    search: object = None  # a BatchedSearch; its place's by default
+    search: object = None  # None = a BatchedSearch over the place's retriever
 
     def __post_init__(self):
         self.search = self.search or rollout.BatchedSearch(self.place.retriever)
@@ -355,7 +355,7 @@ async def materials_for(team, question, sub_question, entity):
     if place.env == "kimi":
         if question.id not in place.own:
             own = data.pool_contexts([question])
-            place.own[question.id] = make_retriever(cfg.retriever, own, few=True)
+            place.own[question.id] = make_retriever(cfg.retriever, own, few=True)  # few: no index is kept
         passages = place.own[question.id].search([sub_question], cfg.top_k)[0]
     else:
         passages = await team.search(sub_question, cfg.top_k)
@@ -424,7 +424,7 @@ async def plan(team, question, name, seed, watch=None):
 
         if workers:
             reports = []
-            for worker in workers:  # in order: each may add to `entities`, whose positions are the labels
+            for worker in workers:  # in order: each may add to `entities` (info's), whose places are labels
                 reports.append(take_report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
             # the end of the planner's message, if it was cut off, then the user's message with the
@@ -546,9 +546,9 @@ def select(group, K):
 # ---------------------------------------------------------------- loss (Eq 6)
 
 def mle_loss(logprobs, response_mask, num_tokens):
-    """Eq 6: minus the log-likelihood of what was sampled, per token. num_tokens: sampled tokens of the whole
-    mini-batch, though the tensors may be a micro-batch of it (as LLaMA-Factory; the paper divides by |D|
-    conversations). logprobs, response_mask: (B, T), mask 0 = prompt, observation or padding."""
+    """Eq 6: minus the log-likelihood of what was sampled, per token (as LLaMA-Factory; the paper divides by
+    |D| conversations). num_tokens: of the whole mini-batch, of which the tensors may be a part. logprobs,
+    response_mask: (B, T), mask 0 = prompt, observation or padding."""
     return -torch.where(response_mask.bool(), logprobs, 0.0).sum() / num_tokens
 
 
@@ -593,7 +593,7 @@ def train(run, stage, policy, sampler, reference, place):
         # the next questions; epochs follow one another, each shuffled anew
         seed = stable_seed(cfg.seed, "order")
         questions = data.batch_of_step(place.questions, step, cfg.questions_per_step, seed)
-        with run.sampling(sampler, row):  # copies its weights into the engine, writes seconds into row
+        with run.sampling(sampler, row):  # the engine samples its current weights; row gets the seconds
             if stage in BASELINES:
                 groups, selected = baseline_groups(team, questions, stage, step)
             else:
@@ -610,14 +610,14 @@ def train(run, stage, policy, sampler, reference, place):
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts
-        lr_factor = training.rise(step, cfg.lr_warmup, cfg.steps)  # 1 without --lr-warmup
+        lr_factor = training.warmup_factor(step, cfg.lr_warmup, cfg.steps)  # 1 without --lr-warmup
         if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # where this update is on the cosine, from 0 to 1: one cosine over all iterations (ours). With
-            # --token-budget this iteration's share is a guess, since iterations differ in tokens
+            # place on the one cosine over all iterations (ours), 0 to 1. With --token-budget 1 / steps is a
+            # guess of what this iteration adds
             cosine_at = cosine_from + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
@@ -648,7 +648,7 @@ def update(model, optimizer, attempts, lr, cfg, meter):
 def warm_up(run, policy, place):
     """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
-    folder.rewind(-1)  # an interrupted warm-up begins anew: all its lines are dropped, of step 0 too
+    folder.rewind(-1)  # an interrupted warm-up begins anew: all that it wrote is dropped
     team = Team(policy, place, cfg, cfg.temperature)
     shuffled = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(shuffled, 10 * cfg.sft_trajectories))  # no more are tried (ours)
@@ -663,8 +663,8 @@ def warm_up(run, policy, place):
             right += [(t, q) for t, q in zip(sampled, batch, strict=True) if t.info.em == 1]
             say(f"warm-up | {len(right)} right ones, {cfg.sft_trajectories} wanted, from {tried} questions")
     if not right:
-        raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see which rule "
-                                "fails with --stage few-shot, use a stronger model, or go on without: "
+        raise models.ModelError(f"warm-up: none of {tried} few-shot trajectories has EM 1; see the faults "
+                                "that --stage few-shot counts, use a stronger model, or go on without: "
                                 "--stage mygo --checkpoint MODEL")
     if len(right) < cfg.sft_trajectories:
         warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
@@ -675,7 +675,7 @@ def warm_up(run, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
     write_sharegpt(folder, chosen, step=0)  # before the first epoch
-    # step 1: a click on the first epoch's point shows them
+    # step 1: the page shows them at the first epoch's point
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
@@ -702,9 +702,9 @@ def sft(cfg, folder, model, optimizer, attempts):
 # ---------------------------------------------------------------- evaluate
 
 def agent_in(place):
-    """What evaluations, --collect and --ask need of this script (common/agent.py): a question's prompt, an
-    attempt at it, and the rows that --collect writes of a right one."""
-    def prompt(tokenizer, question, cfg):  # for --max-prompt alone: plan() renders its own
+    """What evaluations, --collect and --ask need of this script: a question's prompt, an attempt at it by a
+    Player (common/agent.py), and the rows that --collect writes of a right one."""
+    def prompt(tokenizer, question, cfg):  # for --max-prompt: plan() renders its own
         _, request = first_request(place, question, cfg)
         return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
 
@@ -755,10 +755,10 @@ def main(argv=None):
 def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates it."""
     cfg = run.cfg
-    steps = cfg.steps if stage in LEARNING else 0
+    steps_needed = cfg.steps if stage in LEARNING else 0
     if records.budget_is_spent(run.folder, cfg.token_budget):
-        steps = 0  # --token-budget has ended the training, before --steps
-    if run.folder.is_done(steps, evals):  # --resume: nothing is left to do
+        steps_needed = 0  # --token-budget has ended the training, before --steps
+    if run.folder.is_done(steps_needed, evals):  # --resume: nothing is left to do
         return
     evals = [Place(**vars(e), env=env, few_shot=stage == "few-shot") for e in evals]
     source = start_weights(cfg, env, stage)
@@ -766,7 +766,7 @@ def run_stage(run, env, stage, split, evals):
     has_reference = stage == "grpo" and cfg.kl_coef > 0
     num_frozen = int(stage == "offline" or has_reference)  # models in memory beside the policy
     # folder.start: the checkpoint that --resume goes on from; None at the beginning
-    policy = run.policy(run.folder.start or source, trains, num_frozen)
+    policy = run.policy(run.folder.start or source, trains=trains, num_frozen=num_frozen)
     sampler, reference = policy, None
     if stage == "offline":
         sampler = run.policy(source, trains=False)  # an engine of its own, on weights that are not trained
@@ -861,7 +861,7 @@ def assign_advantages(group, stage="grpo"):
 
 def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
     """Eq 4 as a loss: the sum over tokens of -w [min(rho A, clip(rho) A) - kl_coef k3]. Two changes: rho is
-    per token, not per turn; w = 1 / (attempts x tokens of the attempt, its workers' too), so it is a mean.
+    per token, not per turn; w = 1 / (attempts x tokens of its attempt, workers too): a mean of token means.
     num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
     weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
@@ -884,7 +884,8 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
                 model, reference, learned, cfg.micro_tokens, cfg.share_prefixes,
                 cfg.temperature, old=bool(prepared)))
     every_micro = [micro for parts in prepared for micro in parts]
-    meter = training.Meter(every_micro, cfg.sampler_correction)  # logs how far the engine's are off, too
+    # also logs how far the engine's log-probs are off
+    meter = training.Meter(every_micro, cfg.sampler_correction)
     for batch, parts in zip(batches, prepared, strict=True):
         training.set_lr(optimizer, lr_factor * cfg.grpo_lr)
         for micro in parts:
@@ -937,7 +938,7 @@ def demonstration(tokenizer, question, demo, place, cfg):
         # in place of the engine: the demonstration's lines
         team.next_turn = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
         return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))  # []: next_turn says them
 
 
 def learn_first(cfg, source):

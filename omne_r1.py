@@ -84,7 +84,7 @@ class Config(flags.PolicyFlags):
     max_train_turn: int = 1024      # the same in training, if smaller | authors' code
     max_prompt: int = 4096          # tokens of the first prompt
     max_context: int = 32768        # tokens of prompt, turns and tools' replies
-    curve_questions: int = 512      # always the same, of evaluations between steps (--eval-every) | Fig. 4
+    curve_questions: int = 512      # the same ones before and between steps (--eval-every) | Fig. 4
     temperature: float = 1.0        # of sampling in training; the paper prints none
     eval_temperature: float = 0.0   # of evaluation and --ask; 0 = greedy | authors' code
 
@@ -125,8 +125,8 @@ class Config(flags.PolicyFlags):
 
     # ShareGPT rows to learn from; empty = stage 1's right trajectories, and templates
     sft_data: str = ""
-    sft_sampled: int = 5000         # of stage 1's right trajectories, at most; not printed
-    sft_templates: int = 5000       # questions tried for template trajectories; not printed
+    sft_sampled: int = 5000         # of stage 1's right trajectories, at most
+    sft_templates: int = 5000       # questions tried for template trajectories
     think_weight: float = .001      # w, weight of a thought's token in the loss | Table 5
     # rank of LoRA; 0 = full weights; auto = 8 with thoughts, 0 without | sec. 3.5
     sft_lora: Literal["auto"] | int = "auto"
@@ -142,7 +142,7 @@ STOP = ("</tool_call>", "</answer>")
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 TAG = r"</?(?:think|tool_call|answer)>"
 NO_TAG = f"(?!{TAG})"                       # no tag begins here; consumes nothing
-INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # not blank, and no tag begins at any character of it
+INSIDE = rf"\s*{NO_TAG}\S(?:{NO_TAG}.)*"    # some text, not blank, without a tag
 ACT = rf"\s*<(tool_call|answer)>{INSIDE}</\1>\s*"
 # Of a turn's text ACTION is what the agent obeys, ROUND what the format reward accepts.
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -157,7 +157,7 @@ def no_thought_ids(tokenizer, think):
     """Ids that begin each turn with --think off: the empty thought, which nobody sampled (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # (text, its ids where a tag follows)
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # as encode, but right where a tag follows
     return ids
 
 
@@ -331,7 +331,7 @@ def rollouts(policy, tools, questions, cfg, *when):
     """group_size trajectories per question, with training's limit on turns, all played at once: each rank
     plays its share, and gets all. Each has its own seed, of the run's, `when` (stage, step), the question,
     and its number in the group."""
-    search = rollout.BatchedSearch(tools)  # await search(call, n) joins open calls in one tools.search
+    search = rollout.BatchedSearch(tools)  # calls that wait at once are one tools.search
     cfg = replace(cfg, max_turn=min(cfg.max_turn, cfg.max_train_turn))
     agents = []
     seeds = rollout.question_seeds(questions, cfg.seed, *when)
@@ -498,7 +498,7 @@ def train(run, kind, policy, source, split):
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
     # after each body run.steps logs its row, evaluates and saves
     for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{kind} | "):
-        training.raise_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
+        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
 
         # 1. sample, with the current weights
         seed = stable_seed(cfg.seed, "order")
@@ -513,7 +513,7 @@ def train(run, kind, policy, source, split):
         # 3. log-probs and values of the weights that sampled, for each mini-batch of the shuffled
         # trajectories, all before the first update: advantages are whitened over the tokens of the whole step
         seed = stable_seed(cfg.seed, "parts", step)
-        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # epoch 1, all of it
+        shuffled = data.batch_of_step(trajectories, 1, len(trajectories), seed)  # a shuffle
         mini_batches = []  # (micro-batches of this rank, sampled tokens on all ranks)
         with timed(row, "time/old_logprobs"):
             for i in range(0, len(shuffled), cfg.mini_batch):
@@ -549,7 +549,7 @@ def train(run, kind, policy, source, split):
 # ---------------------------------------------------------------- stage 2: rows to learn from (sec. 3.4)
 
 def sampled_rows(cfg, policy, split, file):
-    """(a) ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
+    """ShareGPT rows of stage 1's trajectories with reward 1, one per question, played at training's
     temperature and turn limit. file: a line per question played, so that a resumed run plays none again."""
     rng = random.Random(stable_seed(cfg.seed, "sft"))
     questions = rng.sample(split.questions, len(split.questions))
@@ -582,7 +582,7 @@ def sampled_row(trajectory, question):
 
 
 def template_rows(cfg, split):
-    """(b) ShareGPT rows of questions with a path (evidences, its triples): the calls of the standard pattern,
+    """ShareGPT rows of questions with a path (evidences, its triples): the calls of the standard pattern,
     the tools' replies, and thoughts in ready wordings. Skips, and counts, a question if a tool does not show
     the next node of its path."""
     known = [q for q in split.questions if q.evidences]
@@ -628,7 +628,7 @@ def thoughts(question, seed=0):
 
 
 def with_fillers(rng, *parts):
-    """The parts between two fillers; of two parts the second filler is left out half the time."""
+    """The parts, a filler before them, and one behind: of two parts only half the time."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -662,7 +662,7 @@ def sharegpt_row(question, said, replies, source):
 
 
 def sft_rows(cfg, split):
-    """ShareGPT rows: those of --sft-data, or (a) and (b), made once in <name>-sft-data/."""
+    """ShareGPT rows: those of --sft-data, or sampled and template ones, made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
     # (first: rank 0 makes the files, then the others find them; once: rank 0 alone writes)
@@ -672,7 +672,7 @@ def sft_rows(cfg, split):
     if not file.exists():
         rows = []
         if cfg.sft_sampled:
-            policy = Run(cfg).policy(stage1, trains=False)
+            policy = Run(cfg).policy(stage1, trains=False)  # (a Run without a folder)
             rows = sampled_rows(replace(cfg, think="on"), policy, split, folder / "sampled.jsonl")
         distributed.once(lambda: plumbing.write_conversations(folder, rows + template_rows(cfg, split)))
     return plumbing.read_conversations(file, split.evaluated)
@@ -682,8 +682,8 @@ def sft_rows(cfg, split):
 
 def conversation_of(tokenizer, row, cfg, apart=True):
     """The Trajectory that a ShareGPT row teaches. With --think off the thoughts are cut out of the same row.
-    A turn is its text: the end-of-message mark belongs to the reply and is not learned. apart: see
-    encode_turn; False for --warmup-data alone."""
+    A turn ends at its last tag: the end-of-message mark is part of the reply, not learned. The row's own
+    system message is not read. apart: see encode_turn; False for --warmup-data alone."""
     question = data.Question(row["id"], row["question"], [], type=row["graph_type"])
     prompt_ids = render_prompt(tokenizer, question, cfg)
     turns = []
@@ -748,9 +748,9 @@ def weighted_loss(logprobs, weights, total):
 
 def fused_weighted_loss(model, batch, weights, total, hidden, backend="auto"):
     """weighted_loss and its gradient in one pass over the logits (kernels/weighted_ce.py), on CUDA. weights:
-    (B, T). hidden: model.hidden_states of the batch. predecessor, target, gather: see rollout.Batch."""
+    (B, T). hidden: models.hidden_states of the batch. predecessor, target, gather: see rollout.Batch."""
     before = hidden.flatten(0, 1)[batch.predecessor]    # (R, H) that predict the batch's R sampled tokens
-    w = weights.new_zeros(len(batch.target))            # (R,)
+    w = weights.new_zeros(len(batch.target))            # (R,): (B, T) summed, since trajectories share tokens
     w.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
     head = models.head_rows(model, distributed.whole(model.get_output_embeddings().weight))
     return weighted_cross_entropy(before, head, batch.target, w, total, backend=backend)
@@ -780,8 +780,8 @@ def train_sft(run, policy, examples):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. the update: the weighted mean of each conversation (Algorithm 1, whose passes have one), then
-            # the mean of these; the divisor is their number on all ranks
+            # 2. the update: Algorithm 1's weighted mean for each conversation (its passes have one), then the
+            # mean over all ranks' conversations
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 labels = torch.where(b.response_mask, b.input_ids, -100)
                 weights = think_weights(labels, start_ids, end_ids, cfg.think_weight)
@@ -840,7 +840,7 @@ def main(argv=None):
         return AGENT.ask(run, start_weights(cfg, "eval"), tools, question)
     stages = plumbing.stages_of(cfg, STAGES)  # {label: (kind, the stage's cfg)}
     runs = []
-    free = ("stage", "curve_questions")  # --resume may change these flags
+    free = ["stage"]  # --resume may change this flag
     for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(stage_cfg, "omne_r1", table, label, free, saves=kind in TRAINS))
@@ -850,6 +850,8 @@ def main(argv=None):
     split, evals = distributed.first(graph_questions.load, cfg)
     for run, (kind, _) in zip(runs, stages.values(), strict=True):
         run_stage(run, kind, split, evals)
+    if not stages:
+        return  # --stage synthesize: the questions are made
     from common import ladder
     distributed.once(ladder.show_stages, "omne_r1", plumbing.folder_of(cfg), list(stages))
 
@@ -867,12 +869,12 @@ def run_stage(run, kind, split, evals):
     # the KL's reference is a second model in memory; with adapters it is the policy without them
     num_frozen = int(kind in REWARD and cfg.kl_coef > 0 and not lora)
     trains = kind in TRAINS
-    policy = run.policy(folder.start or source, trains, num_frozen, lora=lora)
+    policy = run.policy(folder.start or source, trains=trains, num_frozen=num_frozen, lora=lora)
     agent = DIRECT if kind == "direct" else AGENT  # DIRECT: its prompt has no tools
     split, *evals = agent.within_limit(policy, [split, *evals], cfg)  # --max-prompt
-    fewer = graph_questions.fewer(evals, cfg.curve_questions)  # for evaluations between steps
+    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # before and between steps
     trained_on = split if trains else None
-    with run.stage(f"Omne-R1 {cfg.name}: {run.stage_name}", policy, fewer, evaluate, learned=trained_on):
+    with run.stage(f"Omne-R1 {cfg.name}: {run.stage_name}", policy, for_curve, evaluate, learned=trained_on):
         if trains and cfg.eval_every and not folder.start:
             run.evaluate("_before")
         if kind == "sft":
@@ -887,6 +889,7 @@ def start_weights(cfg, kind):
     """What a stage begins with. Stage 3: stage 2's weights, or with --stage rl its --checkpoint (but not what
     --warmup-data left). Others: the first that is given of --checkpoint, --model, --policy (an API). Adapters
     are merged."""
+    # after --warmup-data cfg.checkpoint is the warm-up's
     begins_there = cfg.stage == "rl" and cfg.checkpoint and not cfg.warmup_data
     if kind == "rl" and not begins_there:
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
@@ -1002,7 +1005,7 @@ async def answer_directly(player, question, name):
         stop=(),
         max_tokens=player.cfg.max_turn,
         temperature=player.temperature,
-        seed=stable_seed(player.cfg.seed, "direct", question.id),
+        seed=stable_seed(player.cfg.seed, "direct", question.id),  # (results/ was made with this one)
     )
     text = rollout.sampled_text(player.policy.tokenizer, g.token_ids, g.stop_reason)
     turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)

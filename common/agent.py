@@ -16,9 +16,9 @@ from common.files import console, plain, say
 
 
 def after_warm_up(cfg, learn_first, runs=()):
-    """With --warmup-data cfg, whose --checkpoint is the folder that learn_first(cfg, start) leaves; else cfg
-    as it is. runs: [Run], opened before the warm-up, so that one that cannot go on is refused at once. They
-    get this --checkpoint, too; their config.json keeps the flags as given."""
+    """cfg; with --warmup-data its --checkpoint is the folder that learn_first(cfg, start) leaves. runs:
+    opened before the warm-up, so that one that cannot go on is refused at once. They get this --checkpoint,
+    too; their config.json keeps the flags as given."""
     if not cfg.warmup_data:
         return cfg
     start = cfg.checkpoint or cfg.model
@@ -73,7 +73,7 @@ class Agent:
     system: str = ""            # of a conversation on file, with its first message
     request: str = "{question}"
     ends: Callable = lambda cfg: "none"     # which messages the policy ends itself: none | last
-    hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up at the world's second level
+    hard: tuple = (1550, .8)    # (steps, flaw rate) of the tiny policy's warm-up with --world hard
     rows_of: Callable = None    # rows_of(trajectory, question) -> rows of --collect, other than `rows`
 
     # ---- playing
@@ -136,8 +136,8 @@ class Agent:
         return kept
 
     def ask(self, run, source, retriever, question=None):
-        """--ask: one trajectory of the weights `source`, shown while it is played. question: with what the
-        script knows of it."""
+        """--ask: one trajectory of the weights `source`, shown while it is played. question: the script's own
+        Question, if it has one."""
         cfg, policy = run.cfg, run.policy(source, trains=False)
         question = question or data.Question("ask", cfg.ask, [""])
 
@@ -175,7 +175,7 @@ class Agent:
         as_calls = getattr(cfg, "prompt_form", "") == "tools"
         call = tool_search.written if as_calls else scripted.in_tags
         lines = scripted.search_lines(demo, before, chat.Foreign(demo.answer), after, call=call)
-        # the agent's limits cut what a policy samples, but nothing that it is shown
+        # a demonstration is played whole, without the agent's limits
         unlimited = replace(cfg, max_searches=len(lines) - 1)
         if hasattr(cfg, "max_response"):
             unlimited = replace(unlimited, max_response=sys.maxsize)
@@ -187,7 +187,8 @@ class Agent:
         return scripted.play(tokenizer, lines, retriever, agent)
 
     def learn_first(self, paper_eval, cfg, source):
-        """The folder of `source` after --warmup-data, whose demonstrations search what is evaluated first."""
+        """The folder of `source` after --warmup-data, whose demonstrations search the first evaluation set's
+        passages."""
         _, [split, *_] = splits.load_splits(cfg, paper_eval)
         return self.warmed_up(cfg, source, split)
 

@@ -19,7 +19,7 @@ class ModelError(UserError):
 
 
 def steps_between(save_every, model, optimizer):
-    """Steps from one checkpoint to the next: --save-every, of whose auto flags.py has the rule."""
+    """Steps from one checkpoint to the next: --save-every, or auto by size (flags.py)."""
     if save_every != "auto":
         return save_every
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -44,6 +44,8 @@ def save(folder, model, tokenizer, optimizer, state):
         weights = distributed.collect(model.state_dict(keep_vars=True))
         part = f"-{distributed.rank() + 1}-of-{distributed.world()}"
     new = Path(f"{folder}.new")
+    if find(folder) == new:  # a kill between two renames left it: it is the newest
+        distributed.once(_put, new, Path(folder))
     distributed.once(shutil.rmtree, new, ignore_errors=True)
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -58,7 +60,7 @@ def save(folder, model, tokenizer, optimizer, state):
 
 
 def _write(new, model, weights, tokenizer, state):
-    """weights: whole, where those of the model are cut."""
+    """weights: gathered, if the model is sharded; else None."""
     if weights is None:
         model.save_pretrained(new)
     else:
@@ -107,12 +109,14 @@ def find(folder):
 
 
 def load_training_state(folder, model, optimizer):
-    """Fills the optimizer from a checkpoint and returns its trainer.json. ModelError where they are of
-    different steps, or one is gone or damaged."""
+    """Fills the optimizer from a checkpoint and returns its trainer.json. ModelError where
+    trainer.json and moments are of different steps, or a file is gone or damaged."""
     state = read_json(Path(folder) / "trainer.json", dict)
     files = sorted(Path(folder).glob("optimizer*.safetensors"))
-    if "step" not in state or not files:
-        raise ModelError(f"--resume: {folder} has no optimizer's moments, or trainer.json no step: {REMEDY}")
+    ranks = {int(file.stem.rpartition("-of-")[2]) for file in files if "-of-" in file.stem} or {1}
+    if "step" not in state or {len(files)} != ranks:
+        raise ModelError(f"--resume: {folder} lacks moments of the optimizer, or trainer.json its step: "
+                         f"{REMEDY}")
     try:
         for file in files:
             _fill(file, state["step"], model, optimizer)

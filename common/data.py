@@ -2,7 +2,7 @@
 
 docs/data.md has a record of every form. A name of the hub is one of HUB, or dataset_id[:config[:split]].
 A bad record raises DataError naming file, record and field; skip_bad=True counts and skips it, also a line
-that is no JSON or no UTF-8. formats.py makes Questions of records.
+of JSON that is damaged or no UTF-8. formats.py makes Questions of records.
 """
 
 import csv
@@ -86,7 +86,7 @@ def hub_split(source, role):
 
 
 def _from_hub(source, role):
-    """The rows of a data set of the hub, a table that is mapped."""
+    """The rows of a data set of the hub, a memory-mapped table."""
     repository, config, split = hub_split(source, role)
     names = ", ".join(["world", *HUB])
     advice = (f"Give --data or --eval-data a file ({FORMATS}), a hub id owner/name[:config[:split]], or one "
@@ -151,7 +151,7 @@ def _parquet(path, file):
 
 
 def _as_written(batch):
-    """A batch whose numbers of 32 bits are text: Python would read .1 as 0.10000000149011612."""
+    """The batch with float16 and float32 as text: Python would read .1 as 0.10000000149011612."""
     import pyarrow
     for place, column in enumerate(batch.schema):
         if column.type in (pyarrow.float16(), pyarrow.float32()):
@@ -166,7 +166,7 @@ def _table(path, file):
         rows = map(cells_of, file)
     else:
         first = file.readline()
-        separator = max(",;\t", key=first.count)  # (spreadsheets have all of them)
+        separator = max(",;\t", key=first.count)  # (spreadsheets write any of these)
         told = re.fullmatch("sep=(.)\r?\n", first)  # Excel's word for itself
         if told:
             separator = told[1]
@@ -186,7 +186,7 @@ def _table(path, file):
 
 
 def cell_of(name, text):
-    """A cell as JSON has it: pandas writes 1984 beside an empty cell as 1984.0, an answer true as True."""
+    """A cell as JSON has it. Undoes pandas: 1984.0, of a column with a gap, is 1984; an answer True true."""
     bare = text.strip().lower()
     if re.fullmatch(r"[+-]?[0-9]{1,300}\.0", bare):
         return bare[:-2]
@@ -300,14 +300,14 @@ def same_in_both_roles(source):
 
 
 def _tell_apart(questions):
-    """Ids key seeds and predictions: one that repeats gets its question's fingerprint, a question that
-    repeats its count. Where they stand in the file does not matter."""
+    """Ids key seeds and predictions: a repeated id gets its question's fingerprint, a repeated question also
+    its count. Where they stand in the file does not matter."""
     rows = Counter(q.id for q in questions)
     met = Counter()
     for q in questions:
         if rows[q.id] > 1:
-            words = formats.fingerprint(q.question)
-            q.id = words if q.id == words else f"{q.id}-{words}"
+            mark = formats.fingerprint(q.question)
+            q.id = mark if q.id == mark else f"{q.id}-{mark}"
         met[q.id] += 1
         if met[q.id] > 1:
             q.id = f"{q.id}#{met[q.id]}"

@@ -4,7 +4,7 @@ An engine has five methods, and agents know the first alone:
 
     await engine.generate(prompt_ids, stop=(…), max_tokens=…, temperature=…, seed=…) -> Generation
     engine.busy          whether anything waits or runs
-    engine.step()        moves it by one token; the rollout loop calls it
+    engine.step()        moves it by one token or more; the rollout loop calls it
     engine.sync(model)   the weights of `model`, now; forgets what was computed with the old ones
     engine.sleep()       gives its memory to the trainer until the next sync
 
@@ -54,6 +54,7 @@ PREFILL = 16384  # tokens of prompts that one forward pass reads, padding includ
 MAX_BATCH = 384  # sequences decoded together, at most
 FEW = 16         # sequences that run, at most, where tokens are guessed
 GUESSED = 6      # tokens of one, at most
+SHARED = 64      # tokens of a common start that are worth a pass of their own
 PART = 64        # tokens of the vocabulary whose probabilities are added first
 
 
@@ -79,7 +80,7 @@ class _Request:
     place: int = field(default_factory=PLACE.get)
     guess: list[int] = field(default_factory=list)   # what may follow the last token
     seen: dict = field(default_factory=dict)         # three tokens -> where the one behind them stands
-    listed: int = 3                                  # tokens of which `seen` knows what precedes them
+    listed: int = 3                                  # places below this one are in `seen`
 
     @property
     def length(self):
@@ -110,8 +111,8 @@ class _SlotCache:
     def reserve(self, slots, tokens, used, most):
         """Grows to at least `slots` x `tokens`: slots by half, tokens by 128.
 
-        used: (slots, tokens) that hold something. Where many short sequences made room before for few long
-        ones, both together would be more than `most` bytes: the rest is then given up first."""
+        used: (slots, tokens) that hold something. After many short sequences, few long ones would need more
+        than `most` bytes: what is not used is given up first."""
         held_slots, held_tokens = self.kv.shape[2], self.kv.shape[4]
         if slots <= held_slots and tokens <= held_tokens:
             return
@@ -180,8 +181,8 @@ def prefills(suffixes):
 
 
 def pick(shares, uniforms):
-    """(the first token of each row up to which the shares (n, V) add up to more than uniform * their sum,
-    that sum (n,) fp64). PART tokens are added in fp32, these sums in fp64: V may be 150,000."""
+    """(tokens (n,) drawn by uniforms (n,) from unnormalised shares (n, V), the sums of the shares (n,) fp64).
+    PART tokens are added in fp32, these sums in fp64: V may be 150,000."""
     n, V = shares.shape
     whole = V - V % PART
     parts = shares[:, :whole].view(n, -1, PART).sum(-1)
@@ -198,7 +199,7 @@ def pick(shares, uniforms):
     return token.clamp(max=V - 1), parts[:, -1]                               # (shares may be NaN)
 
 
-def in_bf16(model):
+def bf16_copy(model):
     """The model on bf16 copies of its linear layers' matrices; all else, the head too, is the model's own.
 
     (Under autocast its fp32 matrices would be rounded anew at every token.)"""
@@ -214,9 +215,9 @@ def in_bf16(model):
 class TransformersEngine:
     """Continuous batching over a Hugging Face causal LM, which may be the one that is trained.
 
-    max_batch: sequences decoded together, at most; fewer where their keys and values, as long as they are
-    now, would not fit into cache_gb (twice that for the moment in which they move): the youngest then wait,
-    and are taken up again where they were. As much again holds keys and values of finished turns.
+    max_batch: sequences decoded together, at most; fewer where their keys and values at present lengths
+    exceed cache_gb (twice that while they are copied): the last rows then wait, and are taken up again where
+    they were. As much again holds keys and values of finished turns.
     The forward pass runs in bf16 where training's does, on a copy of the matrices in bf16 that is made once a
     sync and gone while training."""
 
@@ -270,7 +271,7 @@ class TransformersEngine:
         if self.model.training:
             self.model.eval()
         if self.sampler is None:
-            self.sampler = in_bf16(self.model) if computes_in_bf16(self.model) else self.model
+            self.sampler = bf16_copy(self.model) if computes_in_bf16(self.model) else self.model
             head = head_rows(self.model, self.model.get_output_embeddings().weight).to(self.cache_dtype)
             self.head = head if head.is_cuda else head.float()  # a CPU's product for fp32 logits wants fp32
             if self.device.type == "cuda":
@@ -300,7 +301,7 @@ class TransformersEngine:
 
     @torch.no_grad()
     def step(self):
-        """One token for every running request, and the first one for those that are admitted."""
+        """One token, or guesses too, for every running request; the first one for those that are admitted."""
         self._wake()
         self._drop_cancelled()
         self._make_room()
@@ -343,7 +344,7 @@ class TransformersEngine:
         return len(requests) == 1 or needed <= self.cache_bytes
 
     def _make_room(self):
-        """The youngest go back to those that wait until one more token of each fits, with its guesses. What
+        """The last rows go back to those that wait until one more token of each fits, with its guesses. What
         they have is remembered like a finished turn, so that little is computed again."""
         while self.active and not self._fits(self.active, 1 + GUESSED):
             row = len(self.active) - 1
@@ -369,7 +370,7 @@ class TransformersEngine:
         self._reserve(rows.stop, end)
         cache.view(rows, start, ids.shape[1], end)
         column = torch.arange(cache.end, device=self.device)
-        with attending(self.sampler, "grouped"), computing(self.model):  # over what the cache hands it
+        with attending(self.sampler, "grouped"), computing(self.model):
             return self.sampler.get_decoder()(
                 input_ids=ids,
                 attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
@@ -384,7 +385,7 @@ class TransformersEngine:
         Returns [] or [their last hidden states (n, H)]."""
         first = len(self.active)
         if self.prefix_bytes > self.cache_bytes / 4:
-            # before its prefix is forgotten, an agent that was begun goes on, and then another begins
+            # agents that were begun go on first, before their prefixes are forgotten
             self.waiting.sort(key=lambda r: r.place)
         room = 0
         while room < min(len(self.waiting), self.max_batch - first):
@@ -402,7 +403,7 @@ class TransformersEngine:
 
         found = [self._longest_prefix(ids) for ids in unique]
         common = len(os.path.commonprefix([ids[:-1] for ids in unique]))
-        if len(unique) > 1 and common >= HEADROOM and not any(known for known, _ in found):
+        if len(unique) > 1 and common >= SHARED and not any(known for known, _ in found):
             self._reserve(first + 1, common)  # what all begin with, the system message, is read once
             self._read(first, [next(iter(unique))[:common]], [0])
             found = [(common, self.cache.kv[:, :, first, :, :common].clone())] * len(unique)
@@ -410,7 +411,7 @@ class TransformersEngine:
         start = [known for known, _ in found]
         suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
         slices = prefills(suffixes)
-        # padded, a prompt may end behind the longest; room that is made later would lose these prefixes
+        # padding counts; growing later could drop these rows, which are not active yet
         width = max(max(start[rows]) + max(map(len, suffixes[rows])) for rows in slices)
         self._reserve(first + len(new), width)
         for row, (ids, (known, kv)) in enumerate(zip(unique, found, strict=True), first):
@@ -444,8 +445,8 @@ class TransformersEngine:
         return hidden[torch.arange(len(suffixes)), at]
 
     def _sample(self, requests, hidden):
-        """Appends one token to each request, from the last hidden states (n, H): one behind its last token,
-        and one behind each guess. As many guesses are kept as are what is drawn."""
+        """Appends to each request, from the last hidden states (n, H), what is drawn behind its last token,
+        and behind its guesses as long as they are what is drawn. Rows of hidden: as in `requests`."""
         rows = [(r, k) for r in requests for k in range(1 + len(r.guess))]
         temperature = torch.tensor([r.temperature or 1.0 for r, _ in rows], device=self.device)
         logits = self._logits(hidden.to(self.cache_dtype)).div_(temperature[:, None])  # (n, V), fp32
@@ -482,11 +483,11 @@ class TransformersEngine:
         longest = max(map(len, r.stop), default=0)
         r.tail = r.tail[-longest:] + self.pieces[token] if longest else ""
         for stop in r.stop:  # it may end in the middle of its token: the token is kept whole
-            if self._ends_with(r, stop):
+            if self._has_stop(r, stop):
                 return stop
         return "length" if len(r.token_ids) >= r.max_tokens else ""
 
-    def _ends_with(self, r, stop):
+    def _has_stop(self, r, stop):
         """Whether the text has the stop string in it. A token's own text may lack the blank before it, so
         what is found in pieces, blanks aside, is looked for in text that was decoded in one."""
         without_blanks = "".join(r.tail.split())
@@ -530,7 +531,7 @@ class TransformersEngine:
         keys = self._keys(ids)
         self.stored += 1
         name = self.stored
-        self.prefixes[name] = [ids, kv, len(keys)]
+        self.prefixes[name] = [ids, kv, len(keys)]  # the last: blocks that are found here
         self.prefix_bytes += kv.numel() * kv.element_size()
         for key in keys:
             old = self.blocks.get(key)

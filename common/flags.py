@@ -60,7 +60,7 @@ class Flags:
 
 @dataclass
 class PolicyFlags(Flags):
-    """And the scripts that sample a language model, let it search, and train it."""
+    """Also of the scripts that sample a language model, let it search, and train it."""
 
     # with --eval-only: address of an OpenAI-compatible service, up to and with /v1; its key comes from
     # OPENAI_API_KEY
@@ -78,8 +78,8 @@ class PolicyFlags(Flags):
     warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
     lr_warmup: float = 0.0        # share of the training steps over which the learning rate rises
 
-    # what samples; auto = vllm where CUDA and vLLM are, but not in the embedded world; a run keeps its own,
-    # since random streams differ
+    # what samples; auto = vllm where CUDA and vLLM are, but not in the embedded world; --resume refuses
+    # another, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
     micro_tokens: int = 16384     # packed tokens a forward pass; memory only
@@ -93,7 +93,7 @@ class PolicyFlags(Flags):
 
 @dataclass
 class PassageFlags(PolicyFlags):
-    """And those whose policy searches passages."""
+    """Also of those whose policy searches passages."""
 
     # plain, or hard[:KNOB=SHARE,…]: the level at which methods can differ (common/world/hard.py)
     world: str = "plain"
@@ -116,6 +116,8 @@ def run_name(cfg, *first):
         model = cfg.model or cfg.policy_model
         searched = (cfg.policy, cfg.corpus, cfg.retriever, cfg.collect)
         evaluated = (model, cfg.checkpoint, cfg.data, cfg.eval_data, cfg.eval_limit, cfg.seed, *searched)
+        if cfg.world != "plain":
+            evaluated += cfg.world,
         return f"eval-{stable_seed(*evaluated) % 10**6}"
     model = cfg.model or getattr(cfg, "policy_model", "")  # (askit.py has no --policy)
     parts = [*first, Path(model).name]
@@ -140,9 +142,8 @@ def check(cfg, *first, may_be_zero="", above_zero="", world_sets=None, least=Non
     --name and --retriever filled in. Refuses numbers that no run can use, and flags that do not go together.
     first: the words that begin the name (run_name).
 
-    int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero;
-    least {name: minimum} overrides. The names (with blanks between) are the script's own, beside the shared
-    ones."""
+    int fields: at least 1, or 0 if in may_be_zero; float fields: at least 0, or above 0 if in above_zero (the
+    script's own names, with blanks between, beside the shared ones); least {name: minimum} overrides."""
     if isinstance(cfg, PolicyFlags) and cfg.engine == "auto":
         wants_vllm = torch.cuda.is_available() and has_vllm() and cfg.data != "world"
         cfg = replace(cfg, engine="vllm" if wants_vllm else "transformers")
@@ -251,9 +252,9 @@ def read_flags(given):
 
 
 def parse(script, config, docstring, argv=None, own=None, ends_world=("--model", "--policy")):
-    """A script's Config from the command line. Defaults are the paper's, which the class `config` has. In the
-    embedded world, where no other --data and none of `ends_world` is given, those of recipes/world.toml stand
-    over them. own(given, in_world) -> {field: default}: stands over both."""
+    """A script's Config from the command line. Defaults are those of the class `config`, the paper's. In the
+    embedded world, which another --data or a flag of `ends_world` leaves, recipes/world.toml replaces some.
+    own(given, in_world) -> {field: default} replaces more, of both."""
     argv, given = given_flags(argv)
     paper = default = config()
     in_world = given.get("--data", "world") == "world" and not given.keys() & set(ends_world)
@@ -271,7 +272,8 @@ def parse(script, config, docstring, argv=None, own=None, ends_world=("--model",
 
 
 def world_defaults(script, level=None):
-    """{field: default} of a script in the embedded world. level: plain | hard…; None = the script's own."""
+    """{field: default} of a script in the embedded world. level: --world as given; None = what the script's
+    table [hard] sets, else plain."""
     tables = tomllib.loads((RECIPES / "world.toml").read_text(encoding="utf-8"))[script]
     found = dict(tables["plain"])
     hard = tables.get("hard", {})
@@ -347,11 +349,11 @@ def help_of(default, paper, docstring):
     hints = get_type_hints(type(paper))
     for f in dataclasses.fields(paper):
         words = " ".join(get_field_docstring(type(paper), f.name, ()).split())
-        flag, values = f"--{f.name.replace('_', '-')}", [getattr(of, f.name) for of in (paper, default)]
+        flag, shown = f"--{f.name.replace('_', '-')}", [getattr(of, f.name) for of in (paper, default)]
         if hints[f.name] is bool:
             flag = flag.replace("--", "--[no-]", 1)
-            values = [("no", "yes")[value] for value in values]
-        value, in_world = (value if value != "" else "''" for value in values)
+            shown = [("no", "yes")[value] for value in shown]
+        value, in_world = (value if value != "" else "''" for value in shown)
         flag += f" {value}"
         if in_world != value:
             flag += f" [{in_world}]"

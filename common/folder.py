@@ -3,8 +3,8 @@
     runs/<script>/<name>/  config.json  metrics.json  metrics.jsonl  samples.jsonl  eval_<set>.json
                            trajectories.html  checkpoint/
 
-Everything is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A stage's
-folder is <name>-<stage>."""
+All but the weights is JSON, PNG or HTML and can be read without this code; docs/runs.md has every file. A
+stage's folder is <name>-<stage>."""
 
 import fcntl
 import glob
@@ -38,8 +38,8 @@ class RunFolder:
     a resumed one must be configured as it was.
 
     The constructor checks and writes nothing; `create` writes config.json once everything else has loaded.
-    Other processes are kept out until this one ends: of a new run from `create` on, of a resumed one before
-    anything is read. `saved` is the configuration it was begun with, `start` the checkpoint that it goes on
+    Other processes are kept out until this one ends: out of a new run from `create` on, out of a resumed one
+    from here on. `saved` is the configuration it was begun with, `start` the checkpoint that it goes on
     from."""
 
     def __init__(self, root, script, name, config, resume=False, free_to_change=()):
@@ -92,10 +92,14 @@ class RunFolder:
 
     @distributed.by_one
     def rewind(self, step):
-        """Drops the lines of steps after `step`, which a killed run may have written past its last
-        checkpoint, from every .jsonl file of the folder."""
+        """Drops what a killed run may have written past its last checkpoint, of `step`: lines of every .jsonl
+        file, and evaluations."""
         for file in self.path.glob("*.jsonl"):
             write_jsonl(file, [row for row in read_jsonl(file) if row.get("step", 0) <= step])
+        for file in self.path.glob("eval_*_step*.json"):
+            number = re.search(r"_step(\d+)\.json$", file.name)
+            if number and int(number[1]) > step:
+                file.unlink(missing_ok=True)
 
     def append(self, name, rows):
         """Adds rows to metrics.jsonl or samples.jsonl, flushed to disk."""
@@ -137,7 +141,7 @@ class RunFolder:
 
     @distributed.by_one
     def forget_evaluations(self):
-        """The final ones, of fewer steps, where training goes on."""
+        """Deletes the final ones: training goes on, so they are of fewer steps."""
         for file in self.path.glob("eval_*.json"):
             if not re.search(r"_(before|step\d+)\.json$", file.name):
                 file.unlink(missing_ok=True)
@@ -160,8 +164,8 @@ def begun(folder):
 
 
 def open_folder(cfg, script, stage="", free=(), saves=True):
-    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. It may go on with
-    other FREE_ON_RESUME and other `free` flags. saves: False = it has no checkpoints.
+    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. --resume may change
+    FREE_ON_RESUME and `free` flags. saves: False = it has no checkpoints.
 
     A stage's folder is <name>-<stage>; --resume begins one that was not begun yet, where another stage of the
     run was."""

@@ -41,10 +41,10 @@ def load_error(name, error):
                       f"another kind ({type(error).__name__}: {message[:200]})")
 
 
-def whole(cls, name, may_lack=lambda key: False, may_have=lambda key: False, **how):
+def load_whole(cls, name, may_lack=lambda key: False, may_have=lambda key: False, **how):
     """cls.from_pretrained(name): a model all of whose weights are the folder's. transformers draws those that
     a folder lacks at random, and leaves out those that the model has no place for: both are ModelErrors, but
-    for keys of which may_lack or may_have is true."""
+    for keys that may_lack or may_have accepts."""
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     if getattr(config, "quantization_config", None):
         raise ModelError(f"{name}: its weights are quantised, so neither exact nor trainable here: take the "
@@ -73,7 +73,7 @@ def with_adapters(name, **how):
     """The model of a folder of adapters, on its base."""
     import peft
     base = find_model(peft.PeftConfig.from_pretrained(name).base_model_name_or_path)
-    model = whole(transformers.AutoModelForCausalLM, base, **how)
+    model = load_whole(transformers.AutoModelForCausalLM, base, **how)
     model = peft.PeftModelForCausalLM.from_pretrained(model, name, is_trainable=True)
     needed = set(peft.get_peft_model_state_dict(model))
     with safe_open(str(Path(name) / "adapter_model.safetensors"), "pt") as file:
@@ -107,8 +107,8 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     lora: rank of new adapters on all linear layers (alpha = 2 rank); 0 trains all weights.
     recomputes: activations, in the backward pass.
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
-    frozen: nothing is trained. What is not (a frozen model, the base below adapters) is held in bf16 where
-        the products are."""
+    frozen: nothing is trained. Untrained weights (of a frozen model, the base below adapters) are held in
+        bf16 where the products are."""
     name = find_model(name)
     device = device or default_device()
     in_bf16 = precision == "bf16" or precision == "auto" and device != "cpu"
@@ -120,7 +120,7 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
         if (Path(name) / "adapter_config.json").exists():
             model = with_adapters(name, **how)
         else:
-            model = whole(transformers.AutoModelForCausalLM, name, **how)
+            model = load_whole(transformers.AutoModelForCausalLM, name, **how)
         if lora and not hasattr(model, "peft_config"):
             from peft import LoraConfig, get_peft_model
             model = get_peft_model(model, LoraConfig(
@@ -128,12 +128,12 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise load_error(name, error) from error
     for layer in model.modules():
-        if hasattr(layer, "cast_input_dtype_enabled"):  # autocast would narrow again what peft widens
+        if hasattr(layer, "cast_input_dtype_enabled"):  # autocast would undo peft's cast to fp32
             layer.cast_input_dtype_enabled = False
     if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):  # no probe of a few tokens would show it
+    if rope.get("rope_type") in ("dynamic", "longrope"):  # seen in long sequences alone
         raise ModelError(f"{name}: its positions ({rope['rope_type']}) turn otherwise in a longer sequence, "
                          "so a sample would depend on the others of its batch")
     remove_dropout(model)
@@ -185,7 +185,7 @@ def key_heads(config):
 
 
 def computes_in_bf16(model):
-    """Whether its products are of bf16 numbers: as it was loaded, else where it is on a GPU."""
+    """Whether its products are of bf16 numbers: as load_model set it; of other models, where on a GPU."""
     return getattr(model, "in_bf16", model.device.type == "cuda")
 
 
@@ -209,6 +209,7 @@ def attends_to_all(config):
     longest = positions(config)
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None) or math.inf
+    # without layer_types the window alone decides
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"]) - {"full_attention"}
     return not kinds or kinds == {"sliding_attention"} and window >= longest
 
@@ -284,7 +285,8 @@ def check_training_pass(name, model, tokenizer):
     In fp32, whatever the model computes in: on such ids bf16 moves the log-probs of Qwen2.5-0.5B, whose keys
     have large biases, by .06 to .17 nats on average, as much as many a fault would."""
     rows = probe(tokenizer)
-    # (FlexAttention's kernel would be compiled in fp32 for this alone)
+    # (FlexAttention's kernel would be compiled in fp32 for this alone; with gradient, so that recomputed
+    # activations are checked, too)
     trees = "blocks" if model.shares_prefixes else "sdpa"
     with in_fp32(model), attending(model, trees), torch.enable_grad():
         batch = rollout.collate(rows, model.shares_prefixes).to(model.device)
@@ -308,12 +310,12 @@ def load_policy(name, lora=0, **how):
     tokenizer = load_tokenizer(name)
     model = load_model(name, lora, **how)
     rows = model.get_output_embeddings().weight.shape[0]
-    model.vocabulary = max(tokenizer.get_vocab().values()) + 1
+    model.vocabulary = vocabulary_of(tokenizer)
     if rows < model.vocabulary:
         raise ModelError(f"{name}: the tokenizer has {model.vocabulary} ids, the model {rows}: weights and "
                          "tokenizer of different models")
     check_training_pass(name, model, tokenizer)
-    if model.device.type == "cuda" and model.in_bf16:  # (in fp32 the engine samples with these very layers)
+    if model.device.type == "cuda" and model.in_bf16:  # (in fp32 the engine shares these layers)
         for layer in model.get_decoder().layers:
             layer.compile(dynamic=True)
     return model, tokenizer
@@ -352,7 +354,7 @@ def hidden_states(model, batch):
     if is_flex:
         length = flex().padded_length(N)
     elif model.device.type == "cpu" and computes_in_bf16(model):
-        # oneDNN makes and keeps a product for every shape (135M weights: .05 GB a length, for ever)
+        # oneDNN makes and keeps a product for every shape (135M weights: .05 GB a length)
         length = -(-N // 64) * 64
     padding = (0, length - N)
     ids = F.pad(batch.packed_ids, padding)                      # (P, length)
@@ -360,9 +362,9 @@ def hidden_states(model, batch):
     if is_flex:
         mask = flex().block_mask(batch.end, length)
     elif batch.is_tree:
-        mask = torch.arange(1, length + 1, device=ids.device).repeat(P, 1)
-        mask[:, :N] = batch.end                                 # padding sees itself
-        mask = mask[:, None, None]                              # (P, 1, 1, length)
+        end = torch.arange(1, length + 1, device=ids.device).repeat(P, 1)
+        end[:, :N] = batch.end                                  # padding sees itself
+        mask = end[:, None, None]                               # (P, 1, 1, length), as it is for tree_blocks
     else:
         column = torch.arange(length, device=ids.device)
         mask = (column < batch.lengths[:, None]).long()         # (P, length), causal
@@ -439,6 +441,11 @@ def _of_sampled(model, batch, temperature, hidden, entropy=False):
     )
 
 
+def vocabulary_of(tokenizer):
+    """How many of a head's rows are tokens: the others pad it to a round number."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def head_rows(model, weight):
     """The head's rows that are tokens of its tokenizer; those that pad it to a round number are never
     sampled."""
@@ -465,8 +472,8 @@ def with_zero(rows):
 # ---------------------------------------------------------------- adapters
 
 def folded(source, out):
-    """A model's folder itself, or, of adapters, <out>-<hash of them> with the model that they make of their
-    base."""
+    """`source` itself, if it is a whole model; of adapters <out>-<hash of them>, their base with them folded
+    in."""
     adapters = Path(source) / "adapter_model.safetensors"
     if not adapters.exists():
         return source

@@ -19,7 +19,7 @@ import torch
 from common import distributed
 from common.files import Progress
 
-# number of the running agent, which what it gathers inherits: the engine takes low numbers first
+# number of the running agent, inherited by tasks that it gathers: the engine takes low numbers first
 PLACE = ContextVar("place", default=0)
 
 
@@ -46,7 +46,7 @@ class Outcome:
     problem: str = ""           # what is wrong with the format, empty where nothing is
     em: float = 0.0             # exact match of the answer with a gold one
     f1: float = 0.0
-    searches: int = 0           # that the trajectory made
+    searches: int = 0           # that brought a result
 
 
 @dataclass(eq=False)
@@ -93,8 +93,7 @@ def question_seeds(questions, *parts):
 
 
 def tree_seeds(questions, *parts):
-    """As question_seeds, but of a question that is drawn once without a number: AT2PO's committed runs have
-    these."""
+    """As question_seeds, but a question's first draw has no number: AT2PO's committed runs have these."""
     ids = [q.id for q in questions]
     seeds = []
     for i, name in enumerate(ids):
@@ -173,10 +172,10 @@ async def _drive(agents, engine, search, progress, results):
     for place, agent in enumerate(agents):
         PLACE.set(place)
         tasks.append(asyncio.ensure_future(agent))
-    tokens = 0  # steps of the engine so far
+    steps = 0
     try:
         while not all(t.done() for t in tasks):
-            progress(sum(t.done() for t in tasks), len(tasks), f", the others at token {tokens:,}")
+            progress(sum(t.done() for t in tasks), len(tasks), f", the others at token {steps:,}")
             # let every agent go on until it waits for engine or search (nested gathers take a few turns)
             for _ in range(4):
                 await asyncio.sleep(0)
@@ -186,11 +185,11 @@ async def _drive(agents, engine, search, progress, results):
             search.flush()
             if engine.busy:
                 engine.step()
-                tokens += 1
+                steps += 1
             elif search.running:
                 await asyncio.wait(search.running, return_when=asyncio.FIRST_COMPLETED)
         progress(len(tasks), len(tasks))
-        # not returned: asyncio.run would make a repr of it, of trees seconds and megabytes
+        # not returned: asyncio.run (its signal check) would make a repr of it, of trees in seconds
         results += [t.result() for t in tasks]
     finally:
         search.cancel()
@@ -295,7 +294,7 @@ class Batch:
     old_logprobs: torch.Tensor | None = None       # (B, T) of the weights that sampled, by the trainer
     old_turn_logprobs: torch.Tensor | None = None  # (B, K) their sums over turns
     ref_logprobs: torch.Tensor | None = None       # (B, T) of the reference
-    entropies: torch.Tensor | None = None          # (B, T) of what sampled tokens were drawn from; AEPO's
+    entropies: torch.Tensor | None = None          # (B, T) of each sampled token's distribution; AEPO
     values: torch.Tensor | None = None             # (B, T) V before each token, when it was sampled; Omne-R1
     returns: torch.Tensor | None = None            # (B, T) what V learns; Omne-R1
     weight: float = 1.0  # 0: a filler, so that all ranks make equally many passes; nothing is learned from it
@@ -351,23 +350,26 @@ def portions(trajectories, n):
 
 
 def micro_batches(trajectories, max_tokens, share_prefixes=True):
-    """Splits into lists of at most `max_tokens` tokens, shared ones counted once; one trajectory at least."""
-    batches = []
+    """Splits into lists of at most `max_tokens` tokens, one trajectory at least. Shared tokens count once;
+    where nothing is shared each trajectory is padded to the longest of its list."""
+    batches = [[]]
     prompts = {}
     seen = set()
-    total = 0
+    total = longest = 0
     for t in prefix_order(trajectories):
         path = _path(t, prompts)
-        new = sum(len(ids) for key, ids, _ in path if not (share_prefixes and key in seen))
-        if not batches or total + new > max_tokens:
+        longest = max(longest, t.length)
+        if share_prefixes:
+            total += sum(len(ids) for key, ids, _ in path if key not in seen)
+        else:
+            total = longest * (len(batches[-1]) + 1)
+        if batches[-1] and total > max_tokens:
             batches.append([])
             seen = set()
-            total = 0
-            new = t.length
+            total = longest = t.length
         batches[-1].append(t)
         seen.update(key for key, _, _ in path)
-        total += new
-    return batches
+    return [batch for batch in batches if batch]
 
 
 @dataclass

@@ -79,8 +79,8 @@ PAGE_EVERY = 60  # seconds after which a step brings the page up to date, as eve
 class Run:
     """A script's settings, folder and table of metrics; it loads, steps, evaluates and saves.
 
-    It opens runs/<script>/<name>, or of a stage <name>-<stage>; none for --ask. free, saves: see
-    folder.open_folder. metrics: the script's table, kept as metrics.json."""
+    It opens runs/<script>/<name>, or of a stage <name>-<stage>; none for --ask. free: flags that --resume may
+    change. saves: whether it has checkpoints. metrics: the script's table, kept as metrics.json."""
 
     def __init__(self, cfg, script="", metrics=None, stage="", free=(), saves=True):
         self.cfg = cfg
@@ -99,24 +99,24 @@ class Run:
 
         num_frozen: models of its size that will be loaded beside it. lora: another rank than --lora."""
         cfg = self.cfg
-        if lora is not None:
-            cfg = replace(cfg, lora=lora)
+        rank = cfg.lora if lora is None else lora
+        cfg = replace(cfg, lora=rank if trains else 0)
         if cfg.policy:
             from common.serve import served
             return served.policy(cfg)
         from common.gpu import memory
         torch.manual_seed(cfg.seed)  # new adapters begin alike in every stage and every resumed run
-        lora = cfg.lora if trains else 0
         recomputes = trains and memory.check(cfg, source, num_frozen)
-        whole = cfg.engine != "vllm"  # ours copies whole weights, so they are sharded after it is made
-        # what vLLM samples and nothing trains is held in its precision
+        own_engine = cfg.engine != "vllm"  # it copies whole weights: they are sharded after it is made
+        # beside vLLM, weights that nothing trains are held in its precision
+        frozen = not trains and not own_engine
         model, tokenizer = models.load_policy(
-            source, lora, recomputes=recomputes, precision=cfg.precision, frozen=not trains and not whole)
+            source, cfg.lora, recomputes=recomputes, precision=cfg.precision, frozen=frozen)
         say(models.describe(source, model))
-        if trains and not whole:
+        if trains and not own_engine:
             distributed.shard(model)
         policy = rollout.Policy(model, tokenizer, make_engine(cfg, model, tokenizer, trains))
-        if trains and whole:
+        if trains and own_engine:
             distributed.shard(model)
         check_engine(cfg, source, policy)
         policy.engine.sleep()  # what is loaded next, a reference or moments, finds room
@@ -138,7 +138,7 @@ class Run:
         for each split of evals. learned: the split that is trained on; --resume refuses another one."""
         self.learner, self.evals, self.script_evaluates = policy, evals, evaluate
         folder = self.folder
-        if opened[:1] == [folder]:
+        if "settings" not in explained:
             tell(self.cfg)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
@@ -149,7 +149,7 @@ class Run:
         if learned:
             inputs["train"] = known_as(learned)
         folder.refuse_other_inputs(inputs)
-        # (a warm-up sets cfg.checkpoint, which was not given)
+        # (not --checkpoint that a warm-up set: "" in config.json)
         given = [key for key in changed(self.cfg) if folder.config.get(key) != ""]
         folder.create(**begun, changed=given, inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
@@ -165,25 +165,26 @@ class Run:
 
     def evaluate(self, suffix="", evals=None, evaluate=None, initial=False):
         """{set: {"summary", "predictions"}}; each goes to eval_<set><suffix>.json, read back on resume.
-        evals, evaluate: others than those of `stage`. initial: of the weights that training begins with, so
-        it is said if they have nothing to learn from; a run that goes on from a checkpoint has it on file."""
+        evals, evaluate: others than those of `stage`. initial: before training; warns if nothing can be
+        learned from these weights, and a run that goes on from a checkpoint has it on file."""
         cfg, folder, policy = self.cfg, self.folder, self.learner
         evaluate = evaluate or self.script_evaluates
         found = {}
         for split in evals or self.evals:
             file = folder.path / f"eval_{split.name}{suffix}.json"
-            kept = file.exists() or initial and folder.start
+            kept = file.exists() or (initial and folder.start)
             if not (cfg.resume and suffix and kept):
-                if isinstance(policy, rollout.Policy) and not suffix:
+                if isinstance(policy, rollout.Policy) and not suffix:  # (others ask the same questions)
                     warn_of_unknown_words(policy.tokenizer, [q.question for q in split.questions[:10]])
+                served = isinstance(cfg, PolicyFlags) and cfg.policy
                 with Progress(f"evaluating {split.name}", at_once=True) as progress:
-                    if isinstance(cfg, PolicyFlags) and cfg.policy:
+                    if served:
                         policy.engine.keep(folder.path / f"said_{split.name}{suffix}.jsonl")
                     rows, summary = evaluate(policy, split, cfg, progress)
-                if isinstance(cfg, PolicyFlags) and cfg.policy:
+                if served:
                     policy.engine.refuse_few_answers()
                 if all("nodes" in row for row in rows):
-                    say_what_was_read(rows, policy.tokenizer)
+                    fill_in_reading(rows, policy.tokenizer)
                     summary |= metrics.reading(rows)
                 if hasattr(policy, "engine"):  # encoders have none
                     policy.engine.sleep()
@@ -203,8 +204,8 @@ class Run:
 
         learner: has `model` and `tokenizer`, which are saved with the optimizer.
         state: plain numbers that the body changes and a checkpoint keeps; filled from it on resume.
-        share(step) -> how much of the training is done after it, of 1, where another budget than steps may
-            end it.
+        share(step) -> part of the training, 0 to 1, that is done after it, where another budget than steps
+            may end it.
         guard: {name: function} of a script's own, beside those of common/guards.py."""
         cfg, folder, table = self.cfg, self.folder, self.metrics
         state = {} if state is None else state
@@ -271,8 +272,8 @@ class Run:
         return rollout.run_alone(agent, policy, retriever)
 
 
-def say_what_was_read(rows, tokenizer):
-    """Fills in of predictions: the prompt as text, whether a gold answer was read, and the given answer."""
+def fill_in_reading(rows, tokenizer):
+    """Fills in predictions: the prompt as text; whether a gold answer was read, and the given one copied."""
     for row in rows:
         if "prompt_ids" in row:
             row["prompt"] = tokenizer.decode(row.pop("prompt_ids"))
@@ -287,7 +288,7 @@ def say_what_was_read(rows, tokenizer):
 
 # ---------------------------------------------------------------- engines
 
-# bf16 is compared with bf16, and on text: on random ids it differs from itself by more (SmolLM2, Qwen2.5)
+# on text: on random ids two bf16 passes differ by more (SmolLM2, Qwen2.5)
 PROBES = ("The sky is blue because", "Marie Curie was born in Warsaw and moved to Paris in 1891, where she")
 
 
@@ -321,8 +322,8 @@ def check_engine(cfg, source, policy):
 
 
 def make_engine(cfg, model, tokenizer, trains=False):
-    """What samples `model`: the engine of --engine. Ours shares the weights, vLLM copies them at each sync,
-    and so does ours where those that are trained will be cut over several ranks."""
+    """What samples `model`: the engine of --engine. Ours shares the weights; vLLM copies them at each sync,
+    and so does ours where training is sharded."""
     if cfg.engine == "vllm":
         from common.gpu.vllm_engine import VllmEngine
         return VllmEngine(model, tokenizer, cache_gb=cfg.cache_gb)
@@ -335,7 +336,8 @@ def make_engine(cfg, model, tokenizer, trains=False):
 
 
 def tell(cfg):
-    """The first screen: what is not the paper's default, how to read the lines that follow."""
+    """The first screen: settings that are not the paper's."""
+    explained.append("settings")
     paper = type(cfg)()
     console.print("Settings that differ from the paper's, which is in brackets:", style="dim", markup=False)
     settings = []

@@ -9,89 +9,104 @@ from common.files import say, warn
 from common.formats import fingerprint
 
 FEW = 20  # test questions below which no interval says anything
-TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; who trains on one is evaluated on its list
+TRAINING_SETS = ("hotpotqa", "nq", "search-r1")  # of the papers; a run on one is evaluated on paper_eval
 
 
 def load_splits(cfg, paper_eval, searched=True, read_sets=False):
     """(training split or None, evaluation splits). paper_eval: the paper's sets, with commas.
 
-    searched: False = no passages are wanted, the retriever is None. read_sets: with --ask the sets are read,
-    too, since the facts are theirs.
-
-    With --eval-only the training split is None, unless a file was split into learned and held-out ones. A
-    corpus pooled from contexts is that of all the sets loaded here, so an evaluation on --eval-data alone
-    searches a smaller one than a run that also trains."""
+    searched: False = no passages are wanted, the retriever is None. read_sets: read the sets with --ask, too
+    (their facts make a graph)."""
     if cfg.data == "world":
         from common.world import splits as of_world
         return of_world.load(cfg)
     read_sets = read_sets or not searched or cfg.corpus == "contexts"
     train, sets = _questions_of(cfg, paper_eval, read_sets)
-    evaluated = frozenset()
-    if not getattr(cfg, "collect", ""):  # --collect evaluates nothing
-        evaluated = fingerprints(sets)
-        limit = 0 if cfg.ask else cfg.eval_limit
-        sets = {n: drawn(questions, limit, cfg.seed) for n, questions in sets.items()}
-    corpus = None
-    if searched and not cfg.retriever.startswith(("http", "own:")):
-        if not cfg.corpus:
-            raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
-        if cfg.corpus == "contexts":
-            from common.warmup import sharegpt
-            everything = [train or [], *sets.values()]
-            for file in filter(None, cfg.warmup_data.split(",")):
-                if not sharegpt.is_file(file):
-                    everything.append(data.load_questions(file, None, cfg.skip_bad, role="train"))
-            corpus = data.pool_contexts([q for questions in everything for q in questions])
-        else:
-            corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
-        say(f"{cfg.corpus}: {len(corpus):,} passages")
-        if len(corpus) < 5:
-            warn("a search or two read all of it: so there is nothing to search for")
-    searcher = None
-    if searched:
-        searcher = retriever.make_retriever(cfg.retriever, corpus)
     names = sorted(map(set_name, sets))
     if len(set(names)) < len(sets):
         raise data.DataError(f"--eval-data: two sets have one name ({', '.join(names)}): rename a file")
+    searcher = None
+    if searched:
+        corpus = _corpus_of(cfg, [train or [], *sets.values()])
+        searcher = retriever.make_retriever(cfg.retriever, corpus)
+    if getattr(cfg, "collect", ""):  # (askit.py has no such flag) asks what is learned, evaluates nothing
+        evaluated = frozenset()
+        sets = {n: questions[:cfg.limit or None] for n, questions in sets.items()}
+    else:
+        evaluated = fingerprints(sets)
+        limit = 0 if cfg.ask else cfg.eval_limit
+        sets = {n: drawn(questions, limit, cfg.seed) for n, questions in sets.items()}
     evals = [Split(set_name(n), qs, searcher, evaluated=evaluated) for n, qs in sets.items()]
     if not evals:
         evals = [Split("ask", [], searcher)]
-    return (Split("train", train, searcher, evaluated=evaluated) if train else None), evals
+    split = None
+    if train:
+        split = Split("train", train[:cfg.limit or None], searcher, evaluated=evaluated)
+    return split, evals
 
 
 def _questions_of(cfg, paper_eval, read_sets):
-    """(training questions or None, {evaluation set: its questions}), all that are evaluated, whatever
-    --eval-limit asks of them. No question is in both. With --collect no evaluated question is asked. If
-    --eval-only asks the held-out part of a file, the training questions are the rest."""
-    collects = getattr(cfg, "collect", "")  # (askit.py has no such flag)
-    # (--eval-only --data nq asks NQ alone)
-    with_list = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
-    of_paper = cfg.data.removesuffix("-train") in with_list
+    """(training questions or None, {evaluation set: its questions}), none in both, without --limit and
+    --eval-limit.
+
+    flags                             trained on                 evaluated
+    --eval-data, or a paper's --data  --data, less these sets    --eval-data, or the paper's sets
+    any other --data                  the other questions        a part that is held out (held_out)
+    --eval-only                       nothing                    the same
+      … of weights that learned none  nothing                    --eval-data, else all of --data
+      … --collect                     nothing                    (asked:) what would be trained on
+    --ask                             nothing                    nothing, unless read_sets"""
+    collects = getattr(cfg, "collect", "")
     if cfg.ask and not read_sets:
         return None, {}
-    listed = cfg.eval_data or (paper_eval if of_paper else "")
+    # (--eval-only --data nq asks NQ alone)
+    of_paper = [n for n in TRAINING_SETS if n != "nq" or collects or not cfg.eval_only]
+    listed = cfg.eval_data
+    if not listed and cfg.data.removesuffix("-train") in of_paper:
+        listed = paper_eval
     sets = {n: data.load_questions(n, None, cfg.skip_bad) for n in listed.split(",") if n}
     if (cfg.eval_only or cfg.ask) and not collects:
-        asks_all = not has_learned(cfg) or cfg.ask  # nothing was learned, so nothing is held out
-        if sets or asks_all or not data.same_in_both_roles(cfg.data):
+        # of weights that learned nothing, and of other data than were learned, nothing is held out
+        asks_all = cfg.ask or not has_learned(cfg) or not data.same_in_both_roles(cfg.data)
+        if sets or asks_all:
             return None, sets or {cfg.data: data.load_questions(cfg.data, None, cfg.skip_bad)}
     train = data.load_questions(cfg.data, None, cfg.skip_bad, role="train")
     if sets:
         train = unseen(cfg.data, train, fingerprints(sets))
         if not train:
             raise data.DataError(f"{cfg.data}: all its questions are evaluated, so nothing is left to learn")
-    else:  # a file of one's own
+    else:
         held, train = held_out(cfg.data, train)
         if cfg.eval_only and not collects:
             say(f"{cfg.data}: these alone are asked, a run on it learns the others (--eval-data asks all)")
         is_file = Path(cfg.data).expanduser().exists()  # else it would have the benchmark's name
         name = cfg.data if is_file else f"{cfg.data}-heldout"
         sets = {name: held}
-    if cfg.limit:
-        train = train[:cfg.limit]
     if collects:
         return None, {cfg.data: train}
     return train, sets
+
+
+def _corpus_of(cfg, questions):
+    """The passages that --corpus names; None where a server or one's own class has them. questions: lists of
+    those that a run reads, whose contexts `contexts` pools: so --eval-data alone searches fewer than a run
+    that also trains."""
+    if cfg.retriever.startswith(("http", "own:")):
+        return None
+    if not cfg.corpus:
+        raise data.DataError(f"--retriever {cfg.retriever} needs --corpus FILE (or --corpus contexts)")
+    if cfg.corpus == "contexts":
+        from common.warmup import sharegpt
+        for file in filter(None, cfg.warmup_data.split(",")):
+            if not sharegpt.is_file(file):
+                questions = [*questions, data.load_questions(file, None, cfg.skip_bad, role="train")]
+        corpus = data.pool_contexts([q for some in questions for q in some])
+    else:
+        corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
+    say(f"{cfg.corpus}: {len(corpus):,} passages")
+    if len(corpus) < 5:
+        warn("a search or two read all of it: so there is nothing to search for")
+    return corpus
 
 
 def has_learned(cfg):

@@ -1,7 +1,7 @@
 """What an update needs: batches with the log-probs of the sampling weights, GRPO's advantages and loss, the
 optimizer, and the step's means.
 
-GRPO (Shao et al. 2024, arXiv 2402.03300) is here as papers use it that take it as given: advantages within a
+GRPO (Shao et al. 2024, arXiv 2402.03300) is here in the form that papers build on: advantages within a
 group of samples of one question, a clipped ratio per token, a KL term. AEPO's soft clip and verl's dual clip
 are options of it; any other loss stands in its paper's script.
 """
@@ -48,7 +48,7 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
             entropies=False, old=True):
     """[Batch] with old_logprobs, of the weights that sampled them (call it before any update), and, unless
     `reference` is None, ref_logprobs; where asked for, entropies too. Trajectories carry their advantages
-    already. old: False if the step's first update, whose weights sampled, computes old_logprobs itself."""
+    already. old: False = left to the first update's own pass, which has the sampling weights."""
     batches = collate_parts(model, trajectories, micro_tokens, share_prefixes)
     for batch in batches:
         with torch.no_grad():
@@ -65,7 +65,7 @@ def prepare(model, reference, trajectories, micro_tokens, share_prefixes="on", t
 
 # ---------------------------------------------------------------- where sampler and trainer differ
 
-MAX_RATIO = 2.0  # verl's default, TRL's first
+MAX_RATIO = 2.0  # verl's default, TRL's at first
 
 
 def sampler_ratios(batch):
@@ -78,7 +78,7 @@ def sampler_ratios(batch):
 
 
 def corrected_advantages(batch, kind):
-    """batch.advantages (B, T); with --sampler-correction token times sampler_ratios.
+    """batch.advantages (B, T), times sampler_ratios with --sampler-correction token.
 
     For w > 0, min(r w A, clip(r) w A) = w min(r A, clip(r) A), and a dual clip's bound moves along: so each
     token's surrogate is weighed, its clip decision stays, and KL and value terms are left alone."""
@@ -136,7 +136,7 @@ def grpo_loss(logprobs, old_logprobs, advantages, response_mask, weights,
     loss = -torch.where(response_mask, objective * weights, 0.0).sum()
 
     cut = (ratio < 1 - clip_low) & (advantages < 0)
-    if not soft_clip:  # which keeps the gradient
+    if not soft_clip:  # (a soft clip keeps the gradient)
         cut |= (ratio > 1 + clip_high) & (advantages > 0)
     return loss, loss_stats(log_ratio, cut, response_mask, ratio)
 
@@ -173,8 +173,8 @@ def per_token(logprobs, response_mask, **others):
 
 
 def loss_stats(log_ratio, clipped, tokens, ratio):
-    """Sums over a micro-batch's sampled tokens, and a maximum. All are of tokens (tokens: 1 or 0, a mask), or
-    of turns: log_ratio a turn's sum, ratio the exp of its mean, tokens how many it has."""
+    """Sums over a micro-batch's sampled tokens, and a maximum. Per token (tokens: the mask), or per turn:
+    log_ratio its sum, ratio the exp of its mean, tokens its length."""
     real = tokens > 0
     tokens, ratio = tokens[real], ratio.detach()[real]
     return {
@@ -214,20 +214,20 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     return final + (peak - final) * height / 2
 
 
-def rise(step, share, steps):
+def warmup_factor(step, share, steps):
     """What a step's learning rate is multiplied by: it rises evenly over the first `share` of the steps
     (--lr-warmup), so that Adam's first updates are small, and is 1 from there on. step: from 1.
 
-    >>> [rise(step, .2, 10) for step in (1, 2, 3)], rise(1, 0, 10)
+    >>> [warmup_factor(step, .2, 10) for step in (1, 2, 3)], warmup_factor(1, 0, 10)
     ([0.5, 1.0, 1.0], 1.0)
     """
     rising = max(1, round(share * steps))
     return min(1.0, step / rising)
 
 
-def raise_lr(optimizer, step, share, steps):
-    """Sets each learning rate to what the optimizer was made with, times `rise`."""
-    factor = rise(step, share, steps)
+def set_warmup_lr(optimizer, step, share, steps):
+    """Sets each learning rate to what the optimizer was made with, times `warmup_factor`."""
+    factor = warmup_factor(step, share, steps)
     for group in optimizer.param_groups:
         made_with = group.setdefault("made_with", group["lr"])
         group["lr"] = made_with * factor
@@ -249,7 +249,7 @@ def clip_gradient(model, max_norm=1.0):
 
 class Meter:
     """Adds up a step's updates: `add` takes a micro-batch's loss and sums, `end_update` ends one,
-    `means` are the step's metrics, of all ranks: sums over all its tokens, never a mean of means.
+    `means` are the step's metrics, of all ranks: over all its tokens; loss and norm over its updates.
 
     batches: those learned from; `means` also says how far engine and trainer differ in them.
     correction: --sampler-correction. epochs: passes over the batches."""
@@ -280,7 +280,8 @@ class Meter:
         parts = distributed.gather([self.update])
         update = functools.reduce(_merged, parts)
         self.update = {}
-        if "ratio_sum" in update:  # of the first update: nothing was updated before, so it should be 1
+        if "ratio_sum" in update:
+            # keeps that of the first update: nothing was updated before, so it should be 1
             self.row.setdefault("train/first_ratio", update["ratio_sum"] / update["tokens"])
         if math.isfinite(norm) and math.isfinite(update["loss"]):
             self.norms.append(norm)

@@ -16,6 +16,7 @@ import verifiers.v1 as vf
 
 import at2po
 from common import data, retriever
+from common.agent import Player
 from common.engine import Generation
 from common.rollout import Policy, Trajectory
 from common.serve.served import TextTokenizer, ending
@@ -96,7 +97,7 @@ class SearchWorld(vf.Env[SearchConfig]):
         prompt_ids = at2po.render_prompt(tokenizer, row.prompt, CONFIG.prompt_form)
         async with agents.agent.interaction(task) as talk:
             policy = Policy(None, tokenizer, Said(talk, tokenizer, prompt_ids))
-            player = at2po.Player(policy, search, prompt_ids, CONFIG, 0, 1.0)
+            player = Player(policy, search, prompt_ids, CONFIG, 0, 1.0)
             leaf = await at2po.play(player, at2po.Node(), "verifiers")
             played = Trajectory(row.id, prompt_ids, leaf.turns())
             asked = data.Question(row.id, row.prompt, row.answers)

@@ -80,7 +80,7 @@ OTHER = {"gamma": .5, "bonus": .25}
     ((0, 2), {}, 1, .8),                        # recall 2/3: never exact
 ])
 def test_reward_is_f1_and_a_bonus_for_exactly_the_gold(moves, settings, missing, reward):
-    assert askit.path_reward(case(missing=missing), moves, replace(CFG, **settings)) == approx(reward)
+    assert askit.path_return(case(missing=missing), moves, replace(CFG, **settings)) == approx(reward)
 
 
 def path(c, *moves, reward=0.0):
@@ -138,8 +138,8 @@ def test_each_fresh_path_of_a_baseline_is_drawn_by_itself(toy, monkeypatch):
 def test_a_sampled_paths_return_is_that_of_its_end_and_not_of_its_first_action(toy):
     cfg, ends = replace(CFG, max_evidence=3), []
     for p in askit.sample_paths(toy(1, cfg), [case(6)], 8, "seed"):
-        assert p.done and p.reward == askit.path_reward(p.case, p.moves, cfg)
-        ends.append((p.reward, askit.path_reward(p.case, p.moves[:1], cfg)))
+        assert p.done and p.reward == askit.path_return(p.case, p.moves, cfg)
+        ends.append((p.reward, askit.path_return(p.case, p.moves[:1], cfg)))
     assert len({whole for whole, _ in ends}) > 1 and any(whole != first for whole, first in ends)
 
 
@@ -688,7 +688,7 @@ def left(folder, *stages, em=1.0, **more):
 def whole(tmp_path_factory):
     """All stages of a small run."""
     out = tmp_path_factory.mktemp("runs")
-    for stage in ("all", "ask"):
+    for stage in ("all", "asking"):
         askit.main([*SMALL, "--out", str(out), "--name", "whole", "--stage", stage])
     return out / "askit"
 
@@ -749,7 +749,7 @@ def test_a_stage_that_was_cut_short_ends_with_the_same_numbers(whole, stage, mon
 @pytest.mark.parametrize("flags, left_now, missing", [
     ("--stage supervised", "", "coarse"), ("--stage ppo", "coarse", "supervised"),
     ("--stage qap", "coarse supervised", "ppo"), ("--stage eval", "coarse", "ppo"),
-    ("--stage sqg", "coarse ppo", "qap"), ("--stage ask", "", "coarse"), ("--ask Who?", "", "coarse"),
+    ("--stage sqg", "coarse ppo", "qap"), ("--stage asking", "", "coarse"), ("--ask Who?", "", "coarse"),
     ("--stage all", "", ""), ("--stage ppo --checkpoint DIR", "coarse", ""),  # made, or named, by itself
     # a stage's own checkpoint stands only for the policy that it began with
     ("--stage supervised --resume", "", "coarse"), ("--stage qap --resume", "coarse", "ppo"),
@@ -797,7 +797,7 @@ def test_qap_and_sqg_run_with_the_real_t5_tokenizer(whole, tmp_path):
                       dropout_rate=0.0, decoder_start_token_id=0)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     tokenizer.save_pretrained(tmp_path / "t5")
-    beside(whole, "--name", "real", "--stage", "ask", "--qap-steps", "2", "--sqg-steps", "2",
+    beside(whole, "--name", "real", "--stage", "asking", "--qap-steps", "2", "--sqg-steps", "2",
            "--question-model", str(tmp_path / "t5"))
     kept = AutoTokenizer.from_pretrained(checkpoint.find(whole / "real-sqg/checkpoint"))
     assert "<sep>" in kept.get_vocab() and len(kept) == len(tokenizer) + 1

@@ -316,7 +316,7 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
 def test_dapo_s_settings_are_those_of_its_row():
     cfg = at2po.parse_args(["--model", "m", "--data", "q.jsonl", "--loss", "dapo"])
     assert (cfg.clip_low, cfg.clip_high, cfg.kl_coef) == (.2, .28, 0)
-    assert (cfg.expansion, cfg.name, baselines.DRAWN) == ("none", "dapo-m-q-seed0", 3)
+    assert (cfg.expansion, cfg.name, baselines.DRAWN_PER_LEARNED) == ("none", "dapo-m-q-seed0", 3)
     assert baselines.BASELINES["dapo"].token_mean and not baselines.BASELINES["dapo"].dual_clip
 
 

@@ -564,6 +564,9 @@ def test_merging_again_and_extending_leave_nothing_stale(tmp_path, whole):
     assert [old < new for old, new in zip(before, evaluations(), strict=True)] == [False, True, True]
     kept = all_weights(here / "a-weights-0.25")
     assert any(not torch.equal(weights[k], kept[k]) for k in kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bi_rar, "merge", lambda *_: pytest.fail("merged again"))
+        run(tmp_path, "--steps", 3, "--resume")
     with pytest.raises(SystemExit, match="exists: choose another --name"):
         run(tmp_path, "--steps", 3, "--stage", "merge", "--forward", here / "a-backward/checkpoint")
     assert all(torch.equal(kept[k], w) for k, w in all_weights(here / "a-weights-0.25").items())

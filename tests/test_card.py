@@ -9,6 +9,7 @@ import pytest
 import at2po
 from common import metrics, rollout, splits
 from common import model as models
+from common.agent import Player
 from common.engine import TransformersEngine
 from common.files import read_json
 from common.report import card
@@ -55,7 +56,7 @@ def test_plain_transformers_answer_with_prompt_and_stops_of_the_card(checkpoint)
     assert prompt_ids == at2po.render_prompt(tokenizer, test.questions[0].question, "chat")
 
     def agent(policy, search):
-        return at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 0.0), at2po.Node(), "greedy")
+        return at2po.play(Player(policy, search, prompt_ids, cfg, 0, 0.0), at2po.Node(), "greedy")
 
     policy = rollout.Policy(model, tokenizer, TransformersEngine(model, tokenizer))
     assert rollout.run_alone(agent, policy, test.retriever).turns()[0].text == said

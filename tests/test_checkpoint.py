@@ -49,6 +49,30 @@ def test_a_kill_at_any_moment_leaves_a_whole_one_that_is_found_and_replaced(poli
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"] and step_of(folder) == 4
 
 
+def test_a_save_that_fails_after_such_a_kill_leaves_the_newest_one(policy, monkeypatch):
+    *_, save, folder = policy
+    save(1)
+    shutil.copytree(folder, folder.with_name("checkpoint.new"))
+    (folder.with_name("checkpoint.new") / "trainer.json").write_text('{"step": 2}')
+    folder.rename(folder.with_name("checkpoint.old"))
+    monkeypatch.setattr(checkpoint, "save_file", lambda *_: open("/nosuch/file"))
+    with pytest.raises(ModelError, match="No such file"):
+        save(3)
+    assert step_of(folder) == 2
+
+
+def test_moments_of_a_rank_that_are_gone_are_missed(policy):
+    model, optimizer, save, folder = policy
+    save(1)
+    moments = folder / "optimizer.safetensors"
+    shutil.copy(moments, folder / "optimizer-1-of-2.safetensors")
+    shutil.move(moments, folder / "optimizer-2-of-2.safetensors")
+    assert checkpoint.load_training_state(folder, model, optimizer)["step"] == 1
+    (folder / "optimizer-2-of-2.safetensors").unlink()
+    with pytest.raises(ModelError, match="lacks moments"):
+        checkpoint.load_training_state(folder, model, optimizer)
+
+
 def test_a_failed_save_leaves_the_old_one(policy, monkeypatch):
     *_, save, folder = policy
     save(1)

@@ -14,6 +14,7 @@ import mygo_mujica
 import omne_r1
 from common import data, kg, retriever, rollout, splits
 from common import model as models
+from common.agent import Player
 from common.chat import role_marks
 from common.data import Split
 from common.files import read_jsonl
@@ -68,7 +69,7 @@ def test_at2po_learns_the_tokens_its_agent_would_sample(tmp_path, small, monkeyp
     prompt_ids = at2po.render_prompt(tokenizer, QUESTION.question, cfg.prompt_form)
 
     async def play(policy, search):
-        leaf = await at2po.play(at2po.Player(policy, search, prompt_ids, cfg, 0, 1.0), at2po.Node(), "x")
+        leaf = await at2po.play(Player(policy, search, prompt_ids, cfg, 0, 1.0), at2po.Node(), "x")
         return at2po.score(rollout.Trajectory("q1", prompt_ids, leaf.turns()), QUESTION, cfg)
 
     made = own(play, tokenizer, AT2PO_SAYS, OnePage())

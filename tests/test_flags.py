@@ -2,6 +2,8 @@
 refuses."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ import mygo_mujica
 import omne_r1
 from common import flags, guards, run, splits
 from common.folder import open_folder
+from tests.conftest import ROOT
 
 SCRIPTS = {"at2po": at2po, "bi_rar": bi_rar, "mygo_mujica": mygo_mujica, "askit": askit, "omne_r1": omne_r1}
 
@@ -78,7 +81,7 @@ REFUSED = {
         ("--loss grpo --group-size 1", "--group-size 1: at least 2"),
         ("--expansion none --group-size 1", "--group-size 1: at least 2"),
         ("--chains 1 --rounds 0", "--chains 1: at least 2"),
-        ("--kl-coef .1", "--kl-coef goes with --loss grpo"),
+        ("--kl-coef .1", "--kl-coef 0.1: goes with --loss grpo"),
         ("--mini-batch 0", "--mini-batch 0: at least 1"), ("--lr nan", "and finite"),
         ("--temperature 0", "above 0"),
         ("--eval-data foo", "one of warmup"), ("--warmup-data x.jsonl", "is for --model and --data FILE"),
@@ -221,3 +224,22 @@ def test_run_names_are_short_enough_for_a_folder():
     assert len(flags.run_name(cfg)) <= 100
     dotted = at2po.parse_args(["--model", "m" * 50 + "." + "n" * 93])  # cut right before the dot
     assert flags.run_name(dotted)[0] == "n"
+
+
+def test_evaluations_of_both_worlds_have_folders_of_their_own():
+    plain, hard = (at2po.parse_args(["--eval-only", "--world", level]).name for level in ("plain", "hard"))
+    assert plain != hard
+
+
+def test_every_command_that_we_print_has_flags_that_go_together():
+    texts = [module.__doc__ for module in SCRIPTS.values()]
+    for pattern in ("*.md", "docs/*.md", "results/*.md", "recipes/*.args"):
+        texts += [path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)]
+    command = re.compile(r"(?:python|uv run|node \d) (\w+)\.py( [@-][^`\n]*)")
+    tried = set()
+    for script, line in {match.groups() for text in texts for match in command.finditer(text)}:
+        if script in SCRIPTS:
+            line = re.sub(r"(: |:$|  | [#&>|]|; |, and ).*| …$", "", line).replace("$s", "1")
+            tried.add(line)
+            SCRIPTS[script].parse_args(shlex.split(line))
+    assert len(tried) > 40

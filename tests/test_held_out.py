@@ -105,6 +105,11 @@ def test_a_checkpoint_is_asked_what_a_run_on_the_file_holds_out(tmp_path, capsys
     cfg = at2po.parse_args(["--checkpoint", "m", "--corpus", "contexts", "--retriever", "bm25", "--data", own,
                             "--eval-only"])
     assert len(splits.load_splits(cfg, "")[1][0].retriever.corpus) == 50
+    # no limit makes the search easier
+    fewer = at2po.parse_args(["--model", "m", "--corpus", "contexts", "--retriever", "bm25", "--data", own,
+                              "--limit", "5", "--eval-limit", "3"])
+    train, [test] = splits.load_splits(fewer, "")
+    assert (len(train.questions), len(test.questions), len(test.retriever.corpus)) == (5, 3, 50)
 
 
 def test_evaluation_data_are_left_out_of_training_and_counted(tmp_path, capsys):

@@ -123,7 +123,7 @@ def test_read_is_what_was_observed_and_not_what_was_asked():
         return {"question": "Who is Ada?", "gold": ["Ada"], "answer": "Ada", "nodes": nodes}
 
     rows = [row("Bo."), row("Ada.")]
-    runs.say_what_was_read(rows, TOKENS)
+    runs.fill_in_reading(rows, TOKENS)
     assert [(r["read"], r["copied"]) for r in rows] == [(0, 1), (1, 1)]
 
 

@@ -859,6 +859,8 @@ def test_stage_2_goes_on_bit_for_bit_after_an_interruption(tmp_path, policy_fold
     with pytest.raises(SystemExit), monkeypatch.context() as patch:
         interrupts(patch, training.Meter, "means", 2)
         run(tmp_path, policy_folder, *args)
+    with pytest.raises(SystemExit, match="with curve_questions = 4, not 3"):
+        run(tmp_path, policy_folder, *args, "--resume", "--curve-questions", 3)
     base = run(tmp_path, policy_folder, *args, "--resume")
     assert "model.safetensors" in same_stage(whole / "a-sft-no-think", base / "a-sft-no-think")
 

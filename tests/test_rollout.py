@@ -158,6 +158,9 @@ def test_packs_are_closed_and_micro_batches_cover_everything():
         parts = rollout.micro_batches(tree(), limit)
         assert sum(map(len, parts)) == 4
         assert all(len(p) == 1 or collate(p).lengths.sum() <= limit for p in parts)
+        apart = rollout.micro_batches(tree(), limit, share_prefixes=False)
+        assert sum(map(len, apart)) == 4
+        assert all(len(p) == 1 or collate(p, False).packed_ids.numel() <= limit for p in apart)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ def test_one_step_and_two_more_equal_three_bit_for_bit(tmp_path, one_step):
     for name in ("metrics.jsonl", "samples.jsonl"):  # as a kill leaves them behind the checkpoint
         with open(one_step / name, "a") as file:
             file.write('{"step": 2}\n')
+    (one_step / "eval_test_step2.json").write_text("{}")
     for _ in range(2):  # the second time nothing is left to do: it reports again
         begin(tmp_path, "--steps", 3, "--resume")
         assert results(one_step) == whole
@@ -196,8 +197,8 @@ def test_a_resumed_run_refuses_other_questions_or_another_corpus(tmp_path, one_s
 
 
 @pytest.mark.parametrize("damage, words", [
-    (lambda folder: (folder / "optimizer.safetensors").unlink(), "has no optimizer's moments"),
-    (lambda folder: change(folder, "trainer.json", "{}"), "or trainer.json no step"),
+    (lambda folder: (folder / "optimizer.safetensors").unlink(), "lacks moments of the optimizer"),
+    (lambda folder: change(folder, "trainer.json", "{}"), "or trainer.json its step"),
     (lambda folder: change(folder, "trainer.json", '{"step": 2}'), "is of step 1, trainer.json of step 2"),
     (lambda folder: change(folder, "optimizer.safetensors", "cut"), "is damaged, or of another model")])
 def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, one_step, damage, words):

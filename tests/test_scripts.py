@@ -19,6 +19,7 @@ import bi_rar
 import mygo_mujica
 from common import data, files, retriever, rollout, splits
 from common import model as models
+from common.agent import Player
 from common.checkpoint import ModelError
 from common.engine import TransformersEngine
 from common.files import RunError, read_jsonl
@@ -292,7 +293,7 @@ def play(qwen):
             retriever.BM25Retriever([{"id": "1", "title": title, "text": passage}]))
         prompt = at2po.render_prompt(tokenizer, "Who?", "chat")
         policy = rollout.Policy(None, tokenizer, engine)
-        player = at2po.Player(policy, search, prompt, at2po.Config(**settings), 0, 1.0)
+        player = Player(policy, search, prompt, at2po.Config(**settings), 0, 1.0)
         leaf = rollout.run_agents([at2po.play(player, at2po.Node(), "p")], engine, search)[0]
         assert leaf.done
         return leaf.turns(), engine, prompt, tokenizer

@@ -221,8 +221,8 @@ def write(path, rows):
 def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, monkeypatch, name):
     script, more = SCRIPTS[name]
     rises = []
-    real = training.rise
-    monkeypatch.setattr(training, "rise", lambda *args: rises.append(args) or real(*args))
+    real = training.warmup_factor
+    monkeypatch.setattr(training, "warmup_factor", lambda *args: rises.append(args) or real(*args))
     given = command(tmp_path, small, [HOTPOT, WIKI, MUSIQUE], *more.split())
     script.main([*given, "--name", "a"])
     said = "".join(capsys.readouterr())
@@ -292,7 +292,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
 def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():
     optimizer = training.make_optimizer(torch.nn.Linear(2, 2), 1e-3)
     for step, rate in ((1, 5e-4), (2, 1e-3), (3, 1e-3)):
-        training.raise_lr(optimizer, step, .2, 10)
+        training.set_warmup_lr(optimizer, step, .2, 10)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
 
 

@@ -43,7 +43,8 @@ def load(source, kind, layers=0):
 
     try:
         # a folder of another head, or of more layers, has more
-        model = models.whole(ENCODERS[kind], folder, of_a_head, lambda key: True, dtype=torch.float32, **few)
+        model = models.load_whole(
+            ENCODERS[kind], folder, of_a_head, lambda key: True, dtype=torch.float32, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
     model = models.unmapped(model.to(models.default_device()))

@@ -106,7 +106,7 @@ def check(cfg, paper_models):
     if named and not (cfg.encoder and scorers == 1):
         words = "needs --fine-layers, or --action-model and --submit-model, and these need it"
         flags.refuse("encoder", cfg.encoder, words)
-    if cfg.encoder and not cfg.question_model and cfg.stage in ("ask", "qap", "sqg"):
+    if cfg.encoder and not cfg.question_model and cfg.stage in ("asking", "qap", "sqg"):
         flags.refuse("stage", cfg.stage, "needs --question-model, a T5")
     if cfg.checkpoint and cfg.stage not in ("supervised", "ppo", "eval"):
         flags.refuse("checkpoint", cfg.checkpoint, "is for one of the stages supervised, ppo, eval")

@@ -3,17 +3,16 @@ Figure 8's control. GSPO's loss is AT2PO's with one turn per sequence; the other
 (common/training.py).
 
 AEPO (Dong et al. 2025) is from its authors' code, with App. B.4's numbers: 8 chains begin (their script has
-enable_dynamic_rollouts off). Advantages by entropy are there, but their script computes no entropy, so they
-were off. The entropy is, in their code, of the weights of the update, standardised in a micro-batch; here of
-those that sampled, in the update. A turn's uncertainty is, in their code, that of its first 20 tokens' ten
-likeliest, compared with what its slot first held; here of the sampled ones, compared with its chain's own
-first turn. A search too many ends the chain in their code.
+enable_dynamic_rollouts off). Their code has advantages by entropy, their script leaves them off; here they
+are on. Their entropy is the updated weights', standardised in a micro-batch; here the sampling weights', in
+an update. Their uncertainty of a turn is that of its first 20 tokens' ten likeliest, compared with what its
+slot first held; here of the sampled ones, compared with its chain's own first turn. A search too many ends
+the chain in their code.
 """
 
 import asyncio
 import math
 import random
-import sys
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,12 +39,13 @@ BASELINES = {  # AT2PO, App. B.4; the authors' GRPO has a token mean and a dual 
     "aepo": Baseline(dict(expansion="branches", clip_low=0.2, clip_high=0.2, chains=8, credit="outcome"),
                      token_mean=True, dual_clip=3.0, soft_clip=True),
 }
-GROUPS = ("none", "branches")  # expansions that make a baseline's group; the others a tree
+NO_TREE = ("none", "branches")  # expansions that make a baseline's group; the others a tree
 TOKEN_RATIOS = ("grpo", "dapo", "aepo")  # GSPO has one ratio per sequence
+DRAWN_PER_LEARNED = 3  # DAPO: questions sampled for each that is learned from
 
 
 def defaults(given, in_world=False):
-    """{flag: default} that --loss sets, among the flags as they were given.
+    """{flag: default} that --loss sets. given: flags as typed.
 
     >>> defaults({"--loss": "gspo"}), defaults({}, in_world=True)
     ({'expansion': 'none', 'clip_low': 0.0003, 'clip_high': 0.0004}, {})
@@ -59,12 +59,12 @@ def defaults(given, in_world=False):
 
 
 def check(cfg):
-    """Refuses what no loss has, and a question with one sample."""
+    """Refuses a KL term where the loss has none, and a question with one sample."""
     if cfg.kl_coef and cfg.loss != "grpo":
-        sys.exit(f"error: --kl-coef goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
-    if cfg.expansion in GROUPS and cfg.group_size == 1:
+        flags.refuse("kl_coef", cfg.kl_coef, f"goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    if cfg.expansion in NO_TREE and cfg.group_size == 1:
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
-    if cfg.expansion not in GROUPS and cfg.chains + cfg.rounds * cfg.expand == 1:
+    if cfg.expansion not in NO_TREE and cfg.chains + cfg.rounds * cfg.expand == 1:
         flags.refuse("chains", 1, "at least 2 leaves per tree: they are compared")
 
 
@@ -92,7 +92,7 @@ class TokenBudget:
         self.group_size = cfg.group_size
         self.questions_per_step = cfg.questions_per_step
         if cfg.loss == "dapo":
-            self.questions_per_step *= DRAWN
+            self.questions_per_step *= DRAWN_PER_LEARNED
         self.spent = {"tokens": 0, "baseline_tokens": 0.0}
 
     def limit(self, step):
@@ -129,9 +129,6 @@ def retokenized(tokenizer, turn):
 
 # ---------------------------------------------------------------- DAPO (Yu et al. 2025)
 
-DRAWN = 3  # questions sampled for each that is learned from
-
-
 def overlong_penalty(length, limit):
     """DAPO's soft punishment (Yu et al. 2025, Eq 13): nothing up to limit - buffer tokens, then down to -1.
     The buffer has 2,000 tokens (App. B.4), and a seventh of the limit in the embedded world.
@@ -144,7 +141,8 @@ def overlong_penalty(length, limit):
 
 
 def learned_from(roots, cfg):
-    """The trees that a step learns from: all, but for DAPO, which also takes the overlong penalty off."""
+    """The trees that a step learns from: all, but for DAPO, which first subtracts the overlong penalty from
+    rewards, in place: the step's metrics see it, too."""
     if cfg.loss == "dapo":
         for leaf in (leaf for root in roots for leaf in root.leaves()):
             length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
@@ -155,7 +153,7 @@ def learned_from(roots, cfg):
 def chosen_to_learn(loss, roots, most):
     """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
     which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
-    from what the overlong penalty alone tells apart."""
+    from what the overlong penalty or the format alone tells apart."""
     if loss != "dapo":
         return roots
     informative, flat = [], []

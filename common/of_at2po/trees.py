@@ -61,10 +61,10 @@ def show_results(folder, averages, after, before=None):
 
 # ---------------------------------------------------------------- records
 
-def how(node, root, value, advantage, credit):
+def how(node, root, value_rule, advantage_rule, credit):
     """How a turn's value and advantage came about (Eq 3, Table 2), with the numbers put in.
 
-    value, advantage, credit: at2po.Config's."""
+    value_rule, advantage_rule, credit: at2po.Config's."""
     rewards = root.rewards()
     if not training.has_spread(rewards):
         return [f"all {len(rewards)} leaves have reward {rewards[0]:g}: no advantage, nothing to learn"]
@@ -73,6 +73,7 @@ def how(node, root, value, advantage, credit):
     mean = sum(rewards) / len(rewards)
     found = f"V = {node.value:.3f}"
     if node.done:
+        # std, read back from the farthest leaf: the least rounding
         far = max(root.leaves(), key=lambda leaf: abs(leaf.value))
         std = (far.trajectory.reward - mean) / far.value
         numbers = f"({node.trajectory.reward:g} - {mean:.3f}) / {std:.3f}"
@@ -80,7 +81,7 @@ def how(node, root, value, advantage, credit):
     elif len(node.children) == 1:
         lines = [f"{found}, that of its one child"]
     else:
-        lines = [f"{found} = {weighted(node, value)}"]
+        lines = [f"{found} = {weighted(node, value_rule)}"]
     kinds = {
         "value": "V",
         "td": f"V - V(parent) = {node.value:.3f} - ({node.parent.value:.3f})",
@@ -89,7 +90,7 @@ def how(node, root, value, advantage, credit):
                     f"{node.value - node.parent.value:.3f} + ({node.value - root.value:.3f})",
     }
     if credit == "turn":
-        lines.append(f"A = {node.advantage:.3f} = {kinds[advantage]}")
+        lines.append(f"A = {node.advantage:.3f} = {kinds[advantage_rule]}")
     elif credit == "outcome":
         lines.append("A = V of the leaf, for all turns before it (--credit outcome)")
     return lines
@@ -126,7 +127,7 @@ def why(trajectory, question):
 
 
 def label(turn):
-    """What a turn did: its query or its answer."""
+    """What a turn did: its query, "answer", or why it stopped."""
     queries = re.findall("<search>(.*?)</search>", turn.text, re.DOTALL)
     queries += map(tool_search.query_of, re.findall("<tool_call>(.*?)</tool_call>", turn.text, re.DOTALL))
     if queries:
@@ -142,7 +143,7 @@ def prediction(trajectory, question):
 
 @torch.no_grad()
 def turn_ratios(model, leaves, cfg, temperature):
-    """{turn's id(): its probability now, to that when it was sampled, per token}"""
+    """{id(turn): ratio of its probability, now to when it was sampled, per token (geometric mean)}"""
     share = models.shares_prefixes(model, cfg.share_prefixes)
     found = {}
     for part in rollout.micro_batches([leaf.trajectory for leaf in leaves], cfg.micro_tokens, share):
@@ -175,7 +176,7 @@ def sample_record(policy, roots, questions, step, cfg):
             "value": node.value,
             "advantage": advantage,
             "ratio": ratio,
-            "chain": node.name,  # chain3.0-2: the sibling of a turn of chain3 that round 0 played second
+            "chain": node.name,  # chain3.0-2: a sibling of a turn of chain3, choice 2 of round 0
             "how": how(node, root, cfg.value, cfg.advantage, cfg.credit),
         }
         if cfg.loss == "atpo" and trajectory.advantages:  # the ratios are a turn's

@@ -82,12 +82,12 @@ def update_metrics(meter, optimizer):
 
 
 def few_are_chosen(seen):
-    """A guard: hardly any attempt passes the threshold."""
+    """A guard: hardly any attempt is chosen."""
     now, recent = seen.row.get("select/accepted"), seen.recent("select/accepted")
     if now is not None and (now == 0 or seen.some_steps and recent < 0.02):
-        return (f"only {now:.1%} of the attempts were chosen to learn from: hardly any passes the threshold. "
-                "Warm up longer (--sft-trajectories), take easier questions (--data), start lower "
-                "(--threshold), or allow more attempts (--max-attempts)")
+        return (f"only {now:.1%} of the attempts were chosen to learn from. Warm up longer "
+                "(--sft-trajectories) or take easier questions (--data); where a threshold chooses, start "
+                "lower (--threshold) or allow more attempts (--max-attempts)")
 
 
 GUARD = {"selection": few_are_chosen}

@@ -55,10 +55,10 @@ def warmed_up(cfg, script, source, examples):
         if distributed.gather(decided)[0]:
             run_folder(cfg, steps, recipe, source, root, name, examples)
     trained = checkpoint.find(place / "checkpoint")
-    policy = distributed.first(models.folded, trained, place / "folded")
+    folder = distributed.first(models.folded, trained, place / "folded")
     held = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
     say(f"warmed up: {place} ({held / 1e9:.1f} GB; delete it when no run needs it)")
-    return policy
+    return folder
 
 
 def recipe_of(cfg, script, source, examples, steps):
@@ -94,11 +94,11 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
 
     index: the retriever in use, of whose passages an agent reads top_k, max_passage characters each.
     render(tokenizer, question, Demonstration) -> [Trajectory], the script's; reward(trajectories, question):
-    what the first of them earns, by the script's own rule; None where it passes the agent's limits.
+    what the first of them earns, by the script's own rule; None where it exceeds the agent's limits.
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
     the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag.
     prompt(tokenizer, row) -> ids, of the rows that --collect of this `script` wrote. longest: in tokens, of
-    those that are learned. evaluated: fingerprints of questions that are not (data.Split)."""
+    those that are learned. evaluated: fingerprints of questions that nothing may learn (data.Split)."""
     examples = []
     for file in files.split(","):
         if sharegpt.is_file(file):
@@ -200,12 +200,12 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
 
 def train(run, steps, policy, examples):
     """Minus the log-likelihood of what the demonstrations say; each update is the mean over its tokens. The
-    rate rises over a tenth of the updates, and three at least, since Adam's first ones are as large as it;
-    then half a cosine."""
+    rate rises over a tenth of the updates, and three at least, since Adam's first updates are as large as the
+    rate; then half a cosine."""
     cfg = run.cfg
     optimizer = training.make_optimizer(policy.model, cfg.warmup_lr, WEIGHT_DECAY, kind=cfg.optimizer)
     micro_tokens = cfg.micro_tokens
-    if policy.model.device.type == "cpu":  # an update then says how far it is
+    if policy.model.device.type == "cpu":  # more of them, so that progress is shown
         micro_tokens = min(cfg.micro_tokens, 2048)
     for step, row in run.steps(policy, optimizer, steps, label="warm-up | "):
         if step == 1:

@@ -27,7 +27,7 @@ def state_batches(rows, cfg):
     return [rows] if rows else []
 
 
-def path_reward(case, moves, cfg, t=0):
+def path_return(case, moves, cfg, t=0):
     right = len(case.gold & set(moves))
     f1 = 2 * right / (len(case.gold) + len(moves))
     return f1 + float(case.gold == set(moves))
