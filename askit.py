@@ -548,7 +548,7 @@ def actions_taken(policy, paths, advantages):
     taken, old log-prob, advantage)].
 
     Contract: policy.cache is as sampling left it, with the actions that were offered then. So forget() is
-    called before sampling, never between sampling and the last update."""
+    called before sampling and after the last update, never between."""
     decisions = []
     for p, of_actions in zip(paths, advantages, strict=True):
         for state, action, old, advantage in zip(
@@ -602,6 +602,7 @@ def train(run, policy, cases):
         row |= meter.means() | page.path_metrics(paths)
         returns = [returns_of(p, cfg) for p in paths]
         row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, returns, advantages)
+        policy.forget()  # those scores are of old weights
 
 
 # ---------------------------------------------------------------- the supervised stages' loop
