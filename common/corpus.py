@@ -1,8 +1,8 @@
 """A corpus of your own documents: python -m common.corpus FOLDER OUT.jsonl
 
-Reads Markdown, text, CSV and HTML files below FOLDER and writes passages of at most 100 words, as --corpus
-takes them (docs/data.md), each with the file that it comes from. A passage's title is the heading that it
-stands under, behind the document's own.
+Reads Markdown, text, CSV and HTML files below FOLDER and writes passages of at most 100 words and 900
+characters, as --corpus takes them (docs/data.md), each with the file that it comes from. A passage's title is
+the heading that it stands under, behind the document's own.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from common import process
 from common.files import Progress, RunError, UserError, say, write_jsonl
 
 WORDS = 100  # of a passage, as in wiki-18
+LETTERS = 900  # of a passage: at2po.py shows 1,000
 HEADING = "\x02"  # before a heading's level and words, in the text of an HTML page
 # "key: value" lines between two rules, at the very beginning
 FRONT_MATTER = re.compile(r"\A---\n([\w-]+:.*\n(?:[\w-]+:.*\n|[ \t#-].*\n)*)---\n")
@@ -128,7 +129,7 @@ def sections_of_table(text):
         return []
     lines = text.lstrip("\r\n").splitlines(keepends=True)
     separator = max(",;\t|", key=lines[0].count)
-    header, *rows = csv.reader(lines, delimiter=separator)
+    header, *rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
     return [(row[0], [cells_of(header, row)]) for row in rows if any(row)]
 
 
@@ -167,19 +168,28 @@ def passages_of(path):
 
 
 def cut(blocks):
-    """Texts of at most WORDS words; blocks stay whole unless they are longer."""
-    words = []
+    """Texts of at most WORDS words and LETTERS characters; blocks stay whole unless they are longer."""
+    text = ""
     for block in blocks:
-        more = block.split()
-        if words and len(words) + len(more) > WORDS:
-            yield " ".join(words)
-            words = []
-        words += more
-        while len(words) > WORDS:
-            yield " ".join(words[:WORDS])
-            words = words[WORDS:]
-    if words:
-        yield " ".join(words)
+        for piece in pieces_of(block.split()):
+            longer = f"{text} {piece}".strip()
+            if text and (len(longer.split()) > WORDS or len(longer) > LETTERS):
+                yield text
+                longer = piece
+            text = longer
+    if text:
+        yield text
+
+
+def pieces_of(words):
+    """The words as texts that fit into a passage each."""
+    while words:
+        count = WORDS
+        while count > 1 and len(" ".join(words[:count])) > LETTERS:
+            count -= 1
+        yield " ".join(words[:count])[:LETTERS]
+        rest = " ".join(words[:count])[LETTERS:]  # of a "word" without an end
+        words = ([rest] if rest else []) + words[count:]
 
 
 def write_corpus(folder, out):

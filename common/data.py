@@ -172,9 +172,11 @@ def _table(path, file):
             separator = told[1]
         else:
             file.seek(0)
-        rows = csv.reader(file, delimiter=separator, strict=True)
+        rows = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
     try:
         header = next(rows, [])
+        if len(set(header)) < len(header):
+            raise DataError(f"{path}: its header names a column twice: {', '.join(header)}")
         for number, cells in enumerate(filter(None, rows), 1):
             row = {name: cell_of(name, text) for name, text in zip(header, cells)}
             if any(cells[len(header):]):
@@ -273,7 +275,7 @@ def load_questions(source, limit=None, skip_bad=False, role="evaluation"):
               f" would be right; the first: record {void[0]}", file=sys.stderr)
     if not questions:
         raise DataError(f"{name}: no questions in it{reason}")
-    _tell_apart(questions)
+    tell_apart(questions)
     return questions
 
 
@@ -299,7 +301,7 @@ def same_in_both_roles(source):
     return not _named(source) and hub_split(source, "train") == hub_split(source, "evaluation")
 
 
-def _tell_apart(questions):
+def tell_apart(questions):
     """Ids key seeds and predictions: a repeated id gets its question's fingerprint, a repeated question also
     its count. Where they stand in the file does not matter."""
     rows = Counter(q.id for q in questions)

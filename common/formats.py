@@ -89,12 +89,17 @@ def lowered(record):
 
 
 def fingerprint(question):
-    """16 letters that stand for a question, whatever its case, blanks and punctuation.
+    """16 letters that stand for a question, whatever its case, blanks, punctuation and form of letters.
 
-    >>> fingerprint("Who wrote the  Silent Harbor?") == fingerprint("who wrote Silent Harbor")
+    >>> fingerprint("Who wrote the  Silent Harbor?") == fingerprint("who wrote “Silent Harbor”")
     True
     """
-    words = normalize_answer(question) or question
+    text = question
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        marks = ("P", "Cf")  # punctuation, and what is not seen
+        text = "".join(c for c in text if not unicodedata.category(c).startswith(marks))
+    words = normalize_answer(text) or question
     return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -312,12 +317,12 @@ def _parse_verl(row):
 
 def _parse_plain(row):
     """HotpotQA, 2Wiki, MuSiQue, FlashRAG, NQ-open, TriviaQA, PopQA, Bamboogle."""
-    if row.get("answerable") is False:  # MuSiQue-Full: what its answer says stands nowhere
-        raise ValueError("field 'answerable' is false: no answer can be found, so none is scored")
-    question = _question(row, golds_of(row))
     meta = row
     if "golden_answers" in row:  # FlashRAG
         meta = row | (read_field(row, "metadata", partial(kind_of, dict)) or {})
+    if str(meta.get("answerable")).lower() == "false":  # MuSiQue-Full: what its answer says stands nowhere
+        raise ValueError("field 'answerable' is false: no answer can be found, so none is scored")
+    question = _question(row, golds_of(row))
     question.type = str(meta.get("type") or "")
     question.supporting_facts = read_field(meta, "supporting_facts", facts_of) or []
     question.evidences = read_field(meta, "evidences", triples_of) or []

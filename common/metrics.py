@@ -11,6 +11,7 @@ Evidence is compared as in HotpotQA's, MuSiQue's paragraphs by index.
 
 import re
 import string
+import unicodedata
 from collections import Counter
 
 import numpy as np
@@ -27,7 +28,7 @@ def normalize_answer(text):
     >>> normalize_answer("The  Beatles!")
     'beatles'
     """
-    text = text.lower().translate(_PUNCTUATION)
+    text = unicodedata.normalize("NFC", text).lower().translate(_PUNCTUATION)
     text = re.sub(r"\b(a|an|the)\b", " ", text)
     return " ".join(text.split())
 

@@ -80,3 +80,14 @@ def test_numbers_of_lists_and_tables_of_html_stay_and_html_is_no_markdown():
     assert corpus.sections_of_html(page) == [
         ("", []), ("Set up", ["# no heading port = 1 --- end", "1986. A *great* year.", "3. Pay.", "4. Go."]),
         ("Staff", ["City: Bergen. Mayor: Ann Lee."])]
+
+
+def test_a_text_without_blanks_becomes_passages_that_an_agent_reads_whole(tmp_path):
+    (tmp_path / "own").mkdir()
+    story = ["从前有一座山，山上有一座庙。" * 12 + str(i) for i in range(20)] + ["经理是张三。"]
+    (tmp_path / "own/a.md").write_text("\n\n".join([*story, "语" * 2000]), encoding="utf-8")
+    corpus.main([str(tmp_path / "own"), str(tmp_path / "c.jsonl")])
+    texts = [row["text"] for row in data.load_corpus(tmp_path / "c.jsonl")]
+    assert max(map(len, texts)) <= 900 and min(map(len, texts[:-1])) > 400
+    assert any("经理是张三。" in text for text in texts)
+    assert sum(text.count("语") for text in texts) == 2000

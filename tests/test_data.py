@@ -8,11 +8,12 @@ import json
 import re
 import sys
 import types
+import unicodedata
 
 import pyarrow.parquet
 import pytest
 
-from common import chat, data, files, metrics
+from common import chat, data, files, formats, metrics
 from common.formats import fingerprint
 from tests.conftest import sample, write
 
@@ -747,16 +748,39 @@ def test_tables_have_numbers_as_they_were_written_and_maps_are_objects(tmp_path)
 
 
 @pytest.mark.parametrize("text", [
-    "sep=;\nquestion;answer\nWho, he?;Ann\n", "question\tanswer\nWho, he?\tAnn\n"])
+    "sep=;\nquestion;answer\nWho, he?;Ann\n", "question\tanswer\nWho, he?\tAnn\n",
+    'question, answer\n"Who, he?", Ann\n'])
 def test_spreadsheets_ways_to_part_cells(tmp_path, text):
     (tmp_path / "q.csv").write_text(text)
     q, = data.load_questions(str(tmp_path / "q.csv"))
     assert (q.question, q.answers) == ("Who, he?", ["Ann"])
 
 
+def test_a_header_that_names_a_column_twice_is_refused(tmp_path):
+    (tmp_path / "q.csv").write_text("question,answer,answer\nWho?,Ann,Bo\n")
+    with pytest.raises(data.DataError, match="names a column twice: question, answer, answer"):
+        data.load_questions(str(tmp_path / "q.csv"))
+
+
+@pytest.mark.parametrize("one, other", [
+    ("Who is Ann's?", "Who is Ann’s?"), ("Is it \"Jaws\"?", "Is it “Jaws”"), ("红楼梦?", "红楼梦？"),
+    ("¿Quién es?", "Quién es"), ("1914-18", "1914–18"), ("Zu\u0308rich", "Zürich"), ("a\u200bb", "ab")])
+def test_a_question_is_the_same_in_every_script_s_signs(one, other):
+    assert formats.fingerprint(one) == formats.fingerprint(other) != formats.fingerprint(f"{other} c")
+
+
+def test_an_answer_is_right_in_either_form_of_its_letters():
+    answer = unicodedata.normalize("NFD", "Zürich")
+    assert metrics.exact_match(answer, ["Zürich"]) == metrics.f1(answer, ["Zürich"]) == 1
+    assert metrics.stands_in(["Zürich"], f"In {answer}.")
+
+
 def test_a_question_that_cannot_be_answered_is_refused_or_left_out(tmp_path, capsys):
     write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Ann", "answerable": value}
                                  for value in (True, False)])
+    (tmp_path / "q.csv").write_text("question,answer,answerable\nWho?,Ann,True\nWhat?,Bo,False\n")
+    with pytest.raises(data.DataError, match="record 2: field 'answerable' is false"):
+        data.load_questions(str(tmp_path / "q.csv"))
     with pytest.raises(data.DataError, match="record 2: field 'answerable' is false"):
         data.load_questions(str(tmp_path / "q.jsonl"))
     assert len(data.load_questions(str(tmp_path / "q.jsonl"), skip_bad=True)) == 1

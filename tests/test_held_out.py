@@ -181,16 +181,21 @@ ASKED = "Who made the Hill 3?"
     {"value": f"Answer in short.\nQuestion: {ASKED}\n"},
     {"value": f"Use <search>, then <answer>. The question is this: {ASKED}"},
     {"value": f"{ASKED} Think step by step.\nPut the answer in a box."},
+    {"value": f"Question: {ASKED} Answer:"}, {"value": f"Q: {ASKED} Think step by step."},
+    {"value": "Which of them\nmade the hill 3?", "asked": "Which of them made the Hill 3?"},
+    {"value": "So: who made the\u00a0‘Hill 3’?"},
+    {"value": f"Read. {'word ' * 90}it. Say!", "asked": f"{'Word ' * 90}it"},
     {"value": "Hello!", "later": f"And now:\n{ASKED}"}])
 def test_conversations_of_evaluated_questions_are_left_out_in_any_prompt(row, taught, tmp_path, capsys):
     row = dict(row)
     first, later = row.pop("value", "as --collect has it"), row.pop("later", "Thanks.")
+    asked = row.pop("asked", ASKED)
     row["conversations"] = [
         {"from": "human", "value": first}, {"from": "gpt", "value": "Bo"},
         {"from": "human", "value": later}, {"from": "gpt", "value": ASKED}]
     file = write(tmp_path / "c.jsonl", [row, {"conversations": [
         {"from": "human", "value": "Who made the Hill 4?"}, {"from": "gpt", "value": "Bo"}]}])
-    assert taught(file, {fingerprint(ASKED)}) == ["Who made the Hill 4?"]
+    assert taught(file, {fingerprint(asked)}) == ["Who made the Hill 4?"]
     assert "1: their questions are evaluated" in capsys.readouterr().out
     assert len(taught(file, {fingerprint("Who made the Hill 33?")})) == 2
 

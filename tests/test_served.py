@@ -120,6 +120,16 @@ def test_how_an_answer_ended():
     assert served.ending("<search> a", stops, "</answer>") == "</answer>"  # the server names it
     assert served.ending("<search> a </search> <answer> b", stops) == "</answer>"
     assert served.ending("no tag", stops) == "" and served.ending("<search> a", ()) == ""
+    thought = "<think> no <search> is needed. </think> <answer> b"
+    assert served.ending(thought, stops) == "</answer>" and served.ending(f"{thought} </answer>", stops) == ""
+
+
+def test_what_a_server_writes_behind_a_stop_string_is_cut_and_said(files, capsys):
+    invented = "<search> Red Hill </search> <result> Bo Moss </result> <answer> \\boxed{Bo Moss} </answer>"
+    evaluate(at2po, files, Model({"message": {"content": f"<think> a </think> {invented}"}}).url)
+    (row,) = summary(files, "at2po", "e")["predictions"]
+    assert row["em"] == 0 and row["searches"] > 0
+    assert "goes on behind </search>, where it is to stop" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ended", [

@@ -292,6 +292,12 @@ def test_vectors_of_another_corpus_order_or_encoder_are_refused(tmp_path, spec, 
         vectors.opened(path, corpus, encoder())
 
 
+def test_the_lists_of_a_file_of_one_s_own_are_searched(tmp_path, capsys):
+    path = faiss_file(tmp_path / "e5.index", "IVF8,Flat")
+    index = vectors.opened(path, CORPUS, Fake())
+    assert index.nprobe == 8 and "goes through 8 of 8 lists" in capsys.readouterr().out
+
+
 def test_a_passage_that_is_there_twice_is_no_error(tmp_path):
     corpus = [CORPUS[i // 2] for i in range(400)]
     vectors.opened(faiss_file(tmp_path / "e.index", corpus=corpus), corpus, Fake())

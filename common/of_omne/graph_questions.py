@@ -153,6 +153,7 @@ def load_files(cfg, folder):
         say(f"{cfg.data}: {len(test)} of {len(train)} questions are held out, by a hash of where they start")
         if len(test) in (0, len(train)):
             raise data.DataError(f"{cfg.data}: too few questions to hold a tenth out; give --eval-data")
+    data.tell_apart(list({id(q): q for q in (*train, *test)}.values()))
     evaluated = splits.fingerprints({"": test})
     if alone:
         train = []

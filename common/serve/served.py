@@ -115,6 +115,7 @@ class ServedEngine:
         self.in_text = isinstance(tokenizer, TextTokenizer)
         self.sampling = dict(OWN_SAMPLING)
         self.continues = False  # whether it has gone on with an assistant's message
+        self.goes_on = False    # whether it has gone on behind a stop string
         self.refused = []       # prompts' reasons, of the evaluation under way
         self.told = 0           # answers in it
         self.pending = set()
@@ -223,9 +224,13 @@ class ServedEngine:
         self.continues = True
 
     def read(self, text, choice, stops):
-        left_there = [stop for stop in stops if text.endswith(stop)]  # servers leave it out, but for some
-        if left_there:
-            return {"text": text, "stop_reason": left_there[0]}
+        ends = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
+        if ends:  # servers leave it out, but for some; and some go on behind it
+            end, stop = min(ends)
+            if text[end:].strip() and not self.goes_on:
+                self.goes_on = True
+                warn(f"--policy: the server goes on behind {stop}, where it is to stop: that is cut off")
+            return {"text": text[:end], "stop_reason": stop}
         if choice.finish_reason == "length":
             return {"text": text, "stop_reason": "length"}
         stop = ending(text, stops, getattr(choice, "stop_reason", UNNAMED))
@@ -235,9 +240,9 @@ class ServedEngine:
 def ending(text, stops, reason=UNNAMED):
     """The stop string that ended a text, which servers leave out of it; "" = the end of the message. reason:
     what the server names, None or the number of a token where the model ended it; where servers name nothing,
-    it is the string whose tag is open.
+    it is the string whose tag is open at the end.
 
-    >>> ending("<search> a", ("</search>", "</answer>")), ending("<answer> b </answer>", ("</answer>",))
+    >>> ending("<search> a", ("</search>", "</answer>")), ending("no <search>. </think> b", ("</search>",))
     ('</search>', '')
     >>> ending("<search> a", ("</search>", "</answer>"), None)
     ''
@@ -246,6 +251,6 @@ def ending(text, stops, reason=UNNAMED):
         return reason if reason in stops else ""
     for stop in stops:
         opening = stop.replace("</", "<")
-        if opening != stop and text.count(opening) > text.count(stop):
+        if opening != stop and opening in text and "</" not in text.rpartition(opening)[2]:
             return stop
     return ""

@@ -1,6 +1,7 @@
 """Conversations as ShareGPT rows, which LLaMA-Factory and others train on: human (or observation) and gpt in
 turn, gpt is learned. `--collect FILE` writes them, `--warmup-data FILE` learns them."""
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from common.files import Lines, say, warn
 from common.formats import fingerprint
 from common.metrics import stands_in
 
-LONGEST = 60  # words of a question that is looked for in a prompt
+LONGEST = 60  # words of a question that is looked for in a prompt's lines
 
 
 def dataset_info(name):
@@ -132,17 +133,25 @@ def read(file, names):
 
 
 def questions_in(row):
-    """Fingerprints of what a row may ask: its `question`, where --collect wrote one; else whatever begins or
-    ends a line of its human's, since prompts put words before a question, or behind it."""
+    """Fingerprints of what a row may ask: its `question`, where we wrote one; else, since prompts put words
+    before a question or behind it, whatever begins or ends a line of its human's, or lies between two ends of
+    lines or sentences."""
     if isinstance(row.get("question"), str):
         return {fingerprint(row["question"])}
     found = set()
     for message in row["conversations"]:
         lines = message["value"].splitlines() if message["from"] == "human" else []
+        words, ends = [], [0]
         for line in lines:
-            words = line.split()
-            for n in range(1, min(len(words), LONGEST) + 1):
-                found |= {fingerprint(" ".join(words[:n])), fingerprint(" ".join(words[-n:]))}
+            of_line = line.split()
+            for n in range(1, min(len(of_line), LONGEST) + 1):
+                found |= {fingerprint(" ".join(of_line[:n])), fingerprint(" ".join(of_line[-n:]))}
+            ends += [len(words) + n for n, word in enumerate(of_line, 1) if word[-1] in ".?!:。？！："]
+            words += of_line
+            ends.append(len(words))
+        for first, last in itertools.combinations(dict.fromkeys(ends), 2):
+            if last - first <= 3 * LONGEST:
+                found.add(fingerprint(" ".join(words[first:last])))
     return found
 
 
