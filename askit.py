@@ -624,13 +624,10 @@ def supervise(run, learner, losses, rows, held_out):
     lr = cfg.question_lr if stage in T5_STAGES else getattr(cfg, f"{stage}_lr")
     warmup = 0 if stage in T5_STAGES else getattr(cfg, f"{stage}_warmup")
     optimizer = training.make_optimizer(learner.model, lr)
-    # kept in checkpoints: --resume may raise the total behind a short last step
-    counts = {"updates": 0}
     steps = math.ceil(total / UPDATES_PER_STEP)
-    for step, row in run.steps(learner, optimizer, steps, state=counts, label=f"{stage} | "):
+    for step, row in run.steps(learner, optimizer, steps, label=f"{stage} | "):
         meter = training.Meter()
-        while counts["updates"] < min(step * UPDATES_PER_STEP, total):
-            update = counts["updates"]
+        for update in range((step - 1) * UPDATES_PER_STEP, min(step * UPDATES_PER_STEP, total)):
             training.set_lr(optimizer, training.cosine_lr(update, total, lr, warmup=warmup))
             # the batch depends on the update's number alone: a resumed run goes on as if it never stopped
             rng = random.Random(stable_seed(cfg.seed, stage, update))
@@ -641,7 +638,6 @@ def supervise(run, learner, losses, rows, held_out):
             if meter.end_update(norm):  # loss and gradient are finite
                 optimizer.step()
             optimizer.zero_grad()
-            counts["updates"] += 1
         row |= meter.means()
         if meter.total.get("tokens"):  # sums over the step's updates; none, if no update was finite
             row["pretrain/right"] = meter.total["right_sum"] / meter.total["tokens"]
@@ -945,7 +941,7 @@ def main(argv=None):
     """The stages of --stage, each in a run folder of its own. Checks that need no data come first."""
     cfg = parse_args(argv)
     in_order = IN_ORDER.get(cfg.stage, (cfg.stage,))
-    free = ["stage", "coarse_steps", "supervised_steps", "qap_steps", "sqg_steps"]  # --resume may change them
+    free = ["stage"]  # --resume may change this flag
     runs = []
     for stage in () if cfg.ask else in_order:
         table = METRICS if stage == "ppo" else PRETRAIN_METRICS

@@ -41,7 +41,7 @@ from common import process  # noqa: F401  (first: torch reads thread settings on
 import torch
 from transformers import AutoConfig
 
-from common import chat, data, distributed, flags, metrics, rollout, splits, tool_search, training
+from common import chat, checkpoint, data, distributed, flags, metrics, rollout, splits, tool_search, training
 from common import model as models
 from common.agent import Agent, after_warm_up
 from common.folder import left_by
@@ -554,6 +554,7 @@ def merge(forward, backward, lam, out):
     shutil.rmtree(out, ignore_errors=True)  # an earlier merge (NAME-weights-LAM)
     merged.to(stored).save_pretrained(out)
     models.load_tokenizer(forward).save_pretrained(out)
+    checkpoint.mark_as_trained(forward, out)
 
 
 # ---------------------------------------------------------------- evaluate

@@ -861,7 +861,8 @@ def run_stage(run, kind, split, evals):
     cfg, folder = run.cfg, run.folder
     # SFT's steps depend on rows that are not made yet: its final evaluation alone says that it is done
     steps = cfg.steps if kind in REWARD else 0
-    if folder.is_done(steps, evals):
+    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # before and between steps
+    if folder.is_done(steps, for_curve):
         return
     source = start_weights(cfg, kind)
     lora = cfg.sft_lora if kind == "sft" else cfg.lora
@@ -872,7 +873,7 @@ def run_stage(run, kind, split, evals):
     policy = run.policy(folder.start or source, trains=trains, num_frozen=num_frozen, lora=lora)
     agent = DIRECT if kind == "direct" else AGENT  # DIRECT: its prompt has no tools
     split, *evals = agent.within_limit(policy, [split, *evals], cfg)  # --max-prompt
-    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # before and between steps
+    for_curve = graph_questions.fewer(evals, cfg.curve_questions)
     trained_on = split if trains else None
     with run.stage(f"Omne-R1 {cfg.name}: {run.stage_name}", policy, for_curve, evaluate, learned=trained_on):
         if trains and cfg.eval_every and not folder.start:

@@ -108,6 +108,13 @@ def find(folder):
     return None
 
 
+def mark_as_trained(source, made):
+    """Weights that are made of a checkpoint's have learned, too, which splits.has_learned sees by this."""
+    told = Path(source) / "trainer.json"
+    if told.exists():
+        shutil.copy(told, made)
+
+
 def load_training_state(folder, model, optimizer):
     """Fills the optimizer from a checkpoint and returns its trainer.json. ModelError where
     trainer.json and moments are of different steps, or a file is gone or damaged."""

@@ -69,7 +69,7 @@ class RunFolder:
         """inputs: {"train" or set: what known_as says of it}."""
         for name, begun_with in self.saved.get("inputs", {}).items():
             if name in inputs and inputs[name] != begun_with:
-                raise RunError(f"--resume: {self.path} was begun with other questions or another corpus in "
+                raise RunError(f"--resume: {self.path} was begun with other questions, corpus or graph in "
                                f"{name}: give those again, or begin another run (--name)")
 
     def _keep_others_out(self):
@@ -129,13 +129,15 @@ class RunFolder:
 
     def is_done(self, steps, splits, newer_than=0):
         """Whether a resumed run has made all its steps, and the final evaluation of every split, which has to
-        be younger than a time. Says so."""
+        be younger than a time. Says so; refuses other questions, another corpus or graph."""
         rows = read_jsonl(self.path / "metrics.jsonl")
         made = rows[-1]["step"] if rows else 0
         files = [self.path / f"eval_{s.name}.json" for s in splits]
         evaluated = all(f.exists() and f.stat().st_mtime > newer_than for f in files)
         done = self.resume and made >= steps and evaluated
         if done:
+            if not self.config.get("skip_bad"):  # which left overlong questions out when it was begun
+                self.refuse_other_inputs({s.name: known_as(s) for s in splits})
             say(f"{self.path}: done before")
         return done
 
@@ -148,13 +150,19 @@ class RunFolder:
 
 
 def known_as(split):
-    """Letters that stand for the questions of a split, or of askit's cases, and for the corpus searched."""
+    """Letters that stand for the questions of a split, or of askit's cases, and for what is searched."""
     questions = getattr(split, "questions", None)
     if questions is None:
         questions = [case.question for case in getattr(split, "cases", split)]
-    corpus = getattr(getattr(split, "retriever", None), "corpus", None)
+    searched = getattr(split, "retriever", None)
+    corpus = getattr(searched, "corpus", None)
+    graphs = getattr(searched, "graphs", None) or {"": getattr(split, "graph", None)}
     told = [[q.id, q.question, q.answers] for q in questions]
-    return cache.key([*told, "" if corpus is None else passages.identity(corpus)])
+    told.append("" if corpus is None else passages.identity(corpus))
+    for graph_type, known in graphs.items():
+        if known is not None:
+            told += [graph_type, sorted(map(repr, known.graph.edges(data="relation")))]
+    return cache.key(told)
 
 
 def begun(folder):

@@ -109,11 +109,13 @@ def run(script, table, seeds, name, out, shared):
 
 
 def is_done(folder):
-    """Whether a run has come to its end: it has a final evaluation, and its page is younger than all of them.
-    What results/ keeps has."""
+    """Whether a run has come to its end: it has the final evaluation of each set, and its page is younger
+    than all of them. What results/ keeps has."""
     page = folder / "trajectories.html"
     made = [file.stat().st_mtime for file in folder.glob("eval_*.json")]
-    whole = report.evaluations(folder) and page.exists() and page.stat().st_mtime >= max(made)
+    sets = (report.config_of(folder) or {}).get("inputs", {}).keys() - {"train"}
+    found = report.evaluations(folder)
+    whole = found and sets <= found.keys() and page.exists() and page.stat().st_mtime >= max(made)
     return bool(whole) or committed.name_of(folder) is not None
 
 
@@ -186,7 +188,7 @@ def show_stages(script, path, own):
         minus = "base" if "base" in methods else own[0]
         recipe = {"columns": recipe["columns"], "sets": recipe["sets"], "minus": minus}
         recipe["rows"] = {stage: rows[stage] for stage in methods}
-        show(path, f"{script} {path.name}", recipe, methods)
+        show_one(path, f"{script} {path.name}", recipe, methods)
 
 
 def show_table(script, path, folders, of_paper=""):
@@ -197,7 +199,17 @@ def show_table(script, path, folders, of_paper=""):
     methods = {stage: {"": folder} for stage, folder in folders.items() if list(folder.glob("eval_*.json"))}
     rows = {stage: {"paper": printed.get(stage, "")} for stage in methods}
     if methods:
-        show(path, f"{recipe['title']}: {path.name}", recipe | {"rows": rows}, methods)
+        show_one(path, f"{recipe['title']}: {path.name}", recipe | {"rows": rows}, methods)
+
+
+OF_A_STAGE = {"stage", "envs", "think", "sft_lora", "eval_only"}  # settings that a stage may have for itself
+
+
+def show_one(path, title, recipe, methods):
+    """The table of one run's stages, after what they do not share."""
+    stages = [folder for seeds in methods.values() for folder in seeds.values()]
+    report.warn_of_other_settings(path.name, stages, OF_A_STAGE)
+    show(path, title, recipe, methods)
 
 
 def main(argv=None):

@@ -487,6 +487,7 @@ def folded(source, out):
         refuse_other_numbers(source, "folding of adapters", before, plain_logprobs(merged, *rows))
         merged.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        checkpoint.mark_as_trained(source, folder)
 
     return cache.made_once(Path(f"{out}-{cache.digest(adapters)}"), write)
 

@@ -142,9 +142,12 @@ class Run:
             tell(self.cfg)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
-        for key in ("threads", "date"):  # sums depend on the threads, prompts on the date
+        for key in here:  # sums depend on threads and machine, prompts on the date
             if begun[key] != here[key]:
                 warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
+        planned = folder.saved.get("steps")
+        if folder.config.get("lr_warmup") and planned not in (None, folder.config["steps"]):
+            warn(f"{folder.path} was begun with steps {planned}: the learning rate rose over a share of them")
         inputs = {split.name: known_as(split) for split in evals}
         if learned:
             inputs["train"] = known_as(learned)
@@ -190,7 +193,8 @@ class Run:
                     policy.engine.sleep()
                 folder.write(file.name, {"summary": summary, "predictions": rows})
             found[split.name] = read_json(file, dict)
-            say(metrics.summary_line(split.name, found[split.name]["summary"]))
+            when = suffix.replace("_", " ")  # " before", " step5"
+            say(metrics.summary_line(f"{split.name}{when}", found[split.name]["summary"]))
             explain(guards.EVALUATION)
         if not suffix:
             from common.report import card

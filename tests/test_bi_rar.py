@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
 import bi_rar
-from common import data, retriever, rollout, training
+from common import data, retriever, rollout, splits, training
 from common import model as models
 from common.checkpoint import ModelError
 from common.files import read_jsonl
@@ -413,6 +413,10 @@ def test_merge_of_sharded_and_whole_folders(tmp_path, dtype):
         for k in wa:
             expected = ((1 - lam) * wa[k].float() + lam * wb[k].float()).to(dtype)
             assert merged[k].dtype == dtype and torch.equal(merged[k], expected)
+    assert not (tmp_path / "m0.25/trainer.json").exists()
+    (Path(a) / "trainer.json").write_text("{}")  # a checkpoint's: the merged weights have learned, too
+    bi_rar.merge(a, b, 0.5, tmp_path / "m")
+    assert splits.has_learned(bi_rar.Config(model=str(tmp_path / "m")))
     merged, tokenizer = models.load_policy(str(tmp_path / "m0.25"))
     own = all_weights(tmp_path / "m0.25")["model.embed_tokens.weight"].float()
     assert len(tokenizer) and torch.equal(merged.get_input_embeddings().weight, own)

@@ -51,8 +51,9 @@ def rollout_metrics(roots):
 def show_results(folder, averages, after, before=None):
     """Averages over several sets, and a table of what training moved. after, before: of Run.evaluate."""
     from common import report
-    for found in (before or {}, after):
-        report.show_averages(found, averages)
+    if before:
+        report.show_averages(before, averages, ", before training")
+    report.show_averages(after, averages)
     if before:
         compared = {"before": [(folder, "before")], "after": [folder]}
         columns = {"searches": ("eval", "searches", ".2f")}

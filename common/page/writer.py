@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from common.files import read_jsonl, say, write_atomic
-from common.formats import fingerprint
 from common.metrics import interval
 from common.page.record import OF_TOKENS
-from common.report import config_of, curves, evaluations, steps_of, with_evaluations
+from common.report import asked, config_of, curves, evaluations, steps_of, with_evaluations
 
 HERE = Path(__file__).parent
 GROUPS = 60  # of samples.jsonl that a page holds
@@ -52,20 +51,18 @@ def write_page(folder, how_far=""):
     samples = read_jsonl(folder / "samples.jsonl")
     groups = [{"": g} for g in samples if g.get("nodes") and g.get("trajectories")]
     sets = [("training", groups, GROUPS)]
-    latest = {}
-    for found in sides.values():
-        latest |= found
+    latest = {name: when for when, found in sides.items() for name in found}
     summaries = []
-    for name, result in latest.items():
-        s = result["summary"]
+    for name, when in latest.items():
+        s = sides[when][name]["summary"]
         if "em" in s:
-            start = sides["before training"].get(name)
-            since = f"{start['summary']['em']:.3f} → " if start not in (None, result) else ""
-            summaries.append(f"{name} EM {since}{interval(s)} n {s.get('n', 0)}")
+            start = sides["before training"].get(name, {}).get("summary", {})
+            since = ""
+            if when != "before training" and start.get("n") == s.get("n"):
+                since = f"{start['em']:.3f} → "
+            summaries.append(f"{name} EM {since}{interval(s)} n {s.get('n', 0)}, {when}")
         of_set = {when: found[name]["predictions"] for when, found in sides.items() if name in found}
         sets.append((name, paired(of_set), QUESTIONS))
-    if rows:
-        summaries.append(f"after step {rows[-1]['step']}")
     title = f"{folder.parent.name} / {folder.name}"
     configs = {folder.name: config_of(folder)}
     return fill(folder / "trajectories.html", title, sets, configs, {
@@ -98,11 +95,12 @@ def write_comparison(path, runs, table):
 # ---------------------------------------------------------------- items
 
 def paired(sides):
-    """[{side: its prediction}] of the questions that {side: predictions} have in common, by id and words."""
+    """[{side: its prediction}] of the questions that {side: predictions} have in common, by id, words and
+    gold answers."""
     by_id = {}
     for name, predictions in sides.items():
         shown = [row for row in predictions if row.get("nodes")]
-        by_id[name] = {(row.get("id"), fingerprint(str(row.get("question")))): row for row in shown}
+        by_id[name] = {(row.get("id"), asked(row)): row for row in shown}
     first = next(iter(by_id.values()))
     shared = [id for id in first if all(id in rows for rows in by_id.values())]
     return [{name: rows[id] for name, rows in by_id.items()} for id in shared]

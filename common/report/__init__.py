@@ -114,20 +114,21 @@ def show(title, rows):
 
 
 def over_seeds(values, form=".3f"):
-    """The mean with Student's interval; of one seed without; "" where there is none."""
-    if len(values) > 1:
+    """The mean with Student's interval; of one seed, or of equal ones, without; "" where there is none."""
+    if values.nunique() > 1:
         return signed(seed_interval(values), form)
     return f"{values.iloc[0]:{form}}" if len(values) else ""
 
 
 # ---------------------------------------------------------------- one run
 
-def show_averages(results, groups):
-    """A line for each average over several sets {label: set names}, weighted by questions."""
+def show_averages(results, groups, when=""):
+    """A line for each average over several sets {label: set names}, weighted by questions, if all are there.
+    when: of which evaluation, behind the label."""
     for label, names in groups.items():
         there = [results[name]["predictions"] for name in names if name in results]
-        if len(there) > 1:
-            say(summary_line(label, summarize(list(itertools.chain(*there)))))
+        if len(there) == len(names):
+            say(summary_line(f"{label}{when}", summarize(list(itertools.chain(*there)))))
 
 
 # ---------------------------------------------------------------- methods, stages or runs
@@ -167,9 +168,27 @@ def read_methods(title, methods):
         evaluated = [bool(run.sets) for run in read.values()]
         if read and all(evaluated):
             runs[label] = read
+            warn_of_other_settings(label, seeds.values())
         elif any(evaluated):
             warn(f"{title}: {label} is left out, for not every seed of it is evaluated")
     return runs
+
+
+# of config.json, what the seeds of a method may have each for itself
+OF_A_SEED = {"seed", "name", "out", "resume", "log", "save_every", "eval_every", "changed", "threads", "date",
+             "machine", "inputs", "cache_gb", "micro_tokens", "checkpoint", "before", "collect"}
+
+
+def warn_of_other_settings(label, folders, of_a_stage=()):
+    """Says which settings the runs of one method, or the stages of one run, do not share. folders: also
+    (folder, when), see evaluations."""
+    folders = [folder[0] if isinstance(folder, tuple) else folder for folder in folders]
+    configs = list(filter(None, map(config_of, folders)))
+    keys = set.intersection(*map(set, configs)) if configs else set()
+    for key in sorted(keys - OF_A_SEED - set(of_a_stage)):
+        values = list(dict.fromkeys(str(config[key]) for config in configs))
+        if len(values) > 1:
+            warn(f"{label}: runs of one line differ in {key}: {one_line(' | '.join(values))}")
 
 
 def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, means=True):
@@ -215,7 +234,7 @@ def _row(label, own, base, other, names):
     """The scores of a line, and its difference: bootstrap over questions for one seed, Student's t for
     several, the seed being the unit. None where no prediction has an EM."""
     scores = scores_of(own, names)
-    if scores.empty:
+    if scores.empty or len(names) > 1 and any(name not in run.sets for run in own.values() for name in names):
         return None
     means = scores.groupby(level=0).mean().mean()  # of the sets' means; (seeds,)
     value = over_seeds(means)
@@ -225,7 +244,8 @@ def _row(label, own, base, other, names):
     others = scores_of(base, names)
     renamed = reworded(own, base, names)
     if renamed:
-        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words; not compared")
+        warn(f"{label} and {other}: {len(renamed)} questions have one id and other words or gold answers; "
+             "not compared")
         others = others.drop(index=renamed, errors="ignore")
     by_question, by_seed, gain = difference(scores, others, len(names))
     return {
@@ -260,13 +280,18 @@ def scores_of(runs, names):
 
 
 def reworded(own, base, names):
-    """[(set, id)] of questions whose words are not the same in all runs."""
+    """[(set, id)] of questions whose words or gold answers are not the same in all runs."""
     words = {}
     for run in (*own.values(), *base.values()):
         for place, row in predictions(run, names):
             if "question" in row:
-                words.setdefault(place, set()).add(fingerprint(str(row["question"])))
+                words.setdefault(place, set()).add(asked(row))
     return [place for place, said in words.items() if len(said) > 1]
+
+
+def asked(row):
+    """Letters that stand for a prediction's question and its gold answers."""
+    return fingerprint(" ".join(map(str, [row.get("question"), *sorted(map(str, row.get("gold") or ()))])))
 
 
 def difference(scores, others, sets):
@@ -286,8 +311,11 @@ def difference(scores, others, sets):
         if len(gains) < len(scores):
             by_question += f" (n {len(gains)})"
     if several:
-        gain = seed_interval(gains.mean())
-        by_seed = signed(gain)
+        by_seed = over_seeds(gains.mean(), "+.3f")
+        if gains.mean().nunique() > 1:  # of equal ones nothing is known of their spread
+            gain = seed_interval(gains.mean())
+        if len(gains.columns) < len(scores.columns):
+            by_seed += f" ({len(gains.columns)} seeds)"
     return by_question, by_seed, gain
 
 
