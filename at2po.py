@@ -397,7 +397,7 @@ def parse_response(turns, form="system"):
         one_search = turn.text.count(search[0]) == turn.text.count(search[1]) == 1
         if not one_search or result[0] not in turn.observation:
             return answer, "a search without its result"
-    if search[0] in last:
+    if any(tag in last for tag in search):
         return answer, "a search without its result"
     if answer is None:
         return None, "no \\boxed{} in the answer"
@@ -629,7 +629,8 @@ def train(run, policy, reference, split):
             mini_batches = mini_batches_of(learned_roots, model, reference, cfg)
 
         # 5. update (Eq 10-11), once per mini-batch
-        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
+        done = budget.share(step - 1) + 1 / cfg.steps
+        training.set_warmup_lr(optimizer, done, cfg.lr_warmup)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in mini_batches * cfg.epochs:

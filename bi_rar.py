@@ -257,6 +257,7 @@ def check_answer(trajectory, question, form="user"):
     if answer:
         info.em = metrics.exact_match(answer, question.answers)
         info.f1 = metrics.f1(answer, question.answers)
+        info.problem = "an invalid action" if invalid else ""
     else:
         info.problem = "no answer"
     trajectory.info = info
@@ -329,7 +330,8 @@ def complexity(scorer, v, u):
     """Eq 3: K(u | v) = -log2 P(u | v), in bits; v stands first. `scorer` is any causal model of transformers.
     For readers and tests: a run calls scoring.packed_bits, which has many terms per pass."""
     ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
-    logprobs = scorer(input_ids=ids).logits[0].float().log_softmax(-1)              # (N, V)
+    logits = scorer(input_ids=ids).logits[0, :, :getattr(scorer, "vocabulary", None)]   # (N, V), no padding
+    logprobs = logits.float().log_softmax(-1)
     of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
     return -float(of_u.double().sum()) / math.log(2)
 
@@ -498,7 +500,7 @@ def train(run, policy, initial, scorer, split):
         # t: its sampled tokens, the stop string's too; prompt, INVALID and search results have mask 0
         all_batches = [b for batches, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction)
-        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # constant unless --lr-warmup
+        training.set_warmup_lr(optimizer, step / cfg.steps, cfg.lr_warmup)  # constant unless --lr-warmup
         for batches, num_sequences in mini_batches:
             for b in batches:  # gradients add up; backward sums those of ranks (FSDP2)
                 logprobs = models.token_logprobs(model, b, cfg.temperature)        # (B, T)

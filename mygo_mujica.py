@@ -610,7 +610,8 @@ def train(run, stage, policy, sampler, reference, place):
             write_sharegpt(run.folder, [t for group in selected for t in group], step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts
-        lr_factor = training.warmup_factor(step, cfg.lr_warmup, cfg.steps)  # 1 without --lr-warmup
+        # 1 without --lr-warmup
+        lr_factor = training.warmup_factor(cosine_from + 1 / cfg.steps, cfg.lr_warmup)
         if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
             continue

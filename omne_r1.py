@@ -498,7 +498,7 @@ def train(run, kind, policy, source, split):
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
     # after each body run.steps logs its row, evaluates and saves
     for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{kind} | "):
-        training.set_warmup_lr(optimizer, step, cfg.lr_warmup, cfg.steps)  # linear, then constant; both rates
+        training.set_warmup_lr(optimizer, step / cfg.steps, cfg.lr_warmup)  # both: linear, then constant
 
         # 1. sample, with the current weights
         seed = stable_seed(cfg.seed, "order")

@@ -76,13 +76,13 @@ class PolicyFlags(Flags):
     # updates of 8 demonstrations; auto = three passes over all, or the tiny policy's number
     warmup_steps: Literal["auto"] | int = "auto"
     warmup_lr: float = 1e-5       # learning rate, rises, then a cosine; 3e-4 did well for 135M weights
-    lr_warmup: float = 0.0        # share of the training steps over which the learning rate rises
+    lr_warmup: float = 0.0        # share of the training over which the learning rate rises
 
     # what samples; auto = vllm where CUDA and vLLM are, but not in the embedded world; --resume refuses
     # another, since random streams differ
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     cache_gb: float = 8.0         # keys and values of running sequences; as much again for finished turns
-    micro_tokens: int = 16384     # packed tokens a forward pass; memory only
+    micro_tokens: int = 16384     # packed tokens a forward pass; --warmup-data leaves out what is longer
     share_prefixes: Literal["on", "off"] = "on"     # compute shared starts of trajectories once; same results
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of products, not weights; auto = bf16 on a GPU
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"   # 8 bit = moments in a quarter of the memory
@@ -194,6 +194,7 @@ def check_policy(cfg):
         (cfg.collect and world, "collect",
          "is for --data FILE; the embedded world has demonstrations of its own"),
         (cfg.collect and Path(cfg.collect).expanduser().exists(), "collect", "exists: choose another name"),
+        (cfg.lr_warmup > 1, "lr_warmup", "a share of the training, at most 1"),
         (cfg.optimizer == "adamw8bit" and distributed.world() > 1, "optimizer",
          "is for one process: use adamw with torchrun, or --lora"),
         (cfg.policy and not (cfg.eval_only or cfg.ask), "policy",

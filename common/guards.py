@@ -76,7 +76,8 @@ RATIO = {
                           label="mean"),
     "train/ratio_max": Metric("the largest ratio of the step", "update: ratio, new to old",
                               label="largest"),
-    "train/first_ratio": Metric("mean ratio of the first update; 1, since nothing was updated before it"),
+    "train/first_ratio": Metric("mean ratio of the first update, where another pass gave its old log-probs; "
+                                "1, since nothing was updated before it"),
     "rollout/logprob_drift_mean": Metric("mean difference of log-probs between sampler and trainer, nats"),
     "rollout/logprob_drift_max": Metric("the largest such difference"),
     "train/sampler_ratio": Metric("mean ratio of trainer to sampler probabilities, each at most 2; only with "
@@ -188,9 +189,9 @@ def faults(seen):
          f"updates of one step move the policy by {moved:.2f} nats per token: the clip window no longer "
          "holds it. Lower --lr, or more questions per update (--mini-batch)"),
         ("right_moved", "train/right_moved", right < RIGHT_MOVED,
-         f"the last update lowered what was right, by {-right:.2f} nats per token: right and wrong answers "
-         "that share their words fall together, and the policy may break. Begin again with a lower --lr or "
-         "a --kl-coef"),
+         f"the step's updates lowered what was right, by {-right:.2f} nats per token: right and wrong "
+         "answers that share their words fall together, and the policy may break. Begin again with a lower "
+         "--lr or a --kl-coef"),
     )
 
 

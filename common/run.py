@@ -152,8 +152,7 @@ class Run:
         if learned:
             inputs["train"] = known_as(learned)
         folder.refuse_other_inputs(inputs)
-        # (not --checkpoint that a warm-up set: "" in config.json)
-        given = [key for key in changed(self.cfg) if folder.config.get(key) != ""]
+        given = changed(type(self.cfg), folder.config)  # (without the --checkpoint that a warm-up set)
         folder.create(**begun, changed=given, inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
@@ -345,9 +344,9 @@ def tell(cfg):
     paper = type(cfg)()
     console.print("Settings that differ from the paper's, which is in brackets:", style="dim", markup=False)
     settings = []
-    for key in changed(cfg):
+    for key in changed(type(cfg), asdict(cfg)):
         of_paper = f" [{getattr(paper, key)}]" if getattr(paper, key) != "" else ""
-        settings.append(Text(f"{key} {getattr(cfg, key)}{of_paper}"))
+        settings.append(Text(f"{key} {getattr(cfg, key) or repr(getattr(cfg, key))}{of_paper}"))
     console.print(Columns(settings or ["none"], padding=(0, 2)), style="dim", width=SCREEN)
     is_tiny = isinstance(cfg, PolicyFlags) and not (cfg.policy or cfg.model or cfg.checkpoint)
     if cfg.data == "world" and is_tiny:
@@ -362,10 +361,9 @@ def explain(legend):
         console.print(textwrap.indent(textwrap.fill(legend, SCREEN - 4), "    "), style="dim", markup=False)
 
 
-def changed(cfg):
-    """The flags that are not the paper's default."""
-    default = asdict(type(cfg)())
-    return [key for key, value in asdict(cfg).items() if value not in ("", default[key])]
+def changed(paper, flags_given):
+    """The flags that are not the default of the class `paper`."""
+    return [key for key, default in asdict(paper()).items() if flags_given.get(key, default) != default]
 
 
 def machine():

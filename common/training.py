@@ -214,20 +214,20 @@ def cosine_lr(step, total, peak, final=0.0, warmup=0):
     return final + (peak - final) * height / 2
 
 
-def warmup_factor(step, share, steps):
-    """What a step's learning rate is multiplied by: it rises evenly over the first `share` of the steps
-    (--lr-warmup), so that Adam's first updates are small, and is 1 from there on. step: from 1.
+def warmup_factor(done, share):
+    """What a step's learning rate is multiplied by: it rises evenly over the first `share` of the training
+    (--lr-warmup), so that Adam's first updates are small, and is 1 from there on. done: how much of the
+    training, of 1, is done after this step.
 
-    >>> [warmup_factor(step, .2, 10) for step in (1, 2, 3)], warmup_factor(1, 0, 10)
+    >>> [warmup_factor(done, .2) for done in (.1, .2, .3)], warmup_factor(.1, 0)
     ([0.5, 1.0, 1.0], 1.0)
     """
-    rising = max(1, round(share * steps))
-    return min(1.0, step / rising)
+    return min(1.0, done / share) if share else 1.0
 
 
-def set_warmup_lr(optimizer, step, share, steps):
+def set_warmup_lr(optimizer, done, share):
     """Sets each learning rate to what the optimizer was made with, times `warmup_factor`."""
-    factor = warmup_factor(step, share, steps)
+    factor = warmup_factor(done, share)
     for group in optimizer.param_groups:
         made_with = group.setdefault("made_with", group["lr"])
         group["lr"] = made_with * factor
@@ -264,6 +264,8 @@ class Meter:
         self.total = {}      # of those that were made
         self.row = {}        # metrics that do not wait for the step's end
         self.batches, self.correction = batches, correction
+        # whether the first update's own pass gives its old log-probs: its ratios are then 1 whatever it does
+        self.own_first = any(batch.old_logprobs is None for batch in batches)
 
     def add(self, loss, stats, weight=1.0):
         """stats: sums over sampled tokens, with "tokens", and maxima (ending in _max). weight: the batch's;
@@ -280,7 +282,7 @@ class Meter:
         parts = distributed.gather([self.update])
         update = functools.reduce(_merged, parts)
         self.update = {}
-        if "ratio_sum" in update:
+        if "ratio_sum" in update and not self.own_first:
             # keeps that of the first update: nothing was updated before, so it should be 1
             self.row.setdefault("train/first_ratio", update["ratio_sum"] / update["tokens"])
         if math.isfinite(norm) and math.isfinite(update["loss"]):

@@ -213,7 +213,7 @@ def test_a_stage_that_is_done_was_done_with_these_questions_and_this_corpus(tmp_
     folder = RunFolder(tmp_path, "at2po", "a", saved, resume=True)
     same = data.Split("test", [QUESTION], SimpleNamespace(corpus=[]))
     assert folder.is_done(1, [same]) and not folder.is_done(2, [same])
-    corpus = SimpleNamespace(corpus=[{"id": "1", "contents": "x"}])
+    corpus = SimpleNamespace(corpus=[{"id": "1", "title": "x", "text": "y"}])
     for other in (data.Split("test", [data.Question("1", "Who?", ["Bo"])], same.retriever),
                   data.Split("test", [QUESTION], corpus)):
         with pytest.raises(RunError, match="begun with other questions, corpus or graph in test"):

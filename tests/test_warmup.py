@@ -227,7 +227,7 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     script.main([*given, "--name", "a"])
     said = "".join(capsys.readouterr())
     assert "3 of 3 questions demonstrated" in said and "rises" not in said
-    assert rises == [(1, .5, 1)]
+    assert rises == [(1, .5)]
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob(f"{name}-*[0-9a-f]")
     rows = read_jsonl(folder / "metrics.jsonl")
     losses = [row["train/loss"] for row in rows]
@@ -292,7 +292,7 @@ def test_a_warm_up_goes_on_where_it_was_stopped_and_ends_alike(tmp_path, small, 
 def test_rates_rise_evenly_to_those_that_the_optimizer_was_made_with():
     optimizer = training.make_optimizer(torch.nn.Linear(2, 2), 1e-3)
     for step, rate in ((1, 5e-4), (2, 1e-3), (3, 1e-3)):
-        training.set_warmup_lr(optimizer, step, .2, 10)
+        training.set_warmup_lr(optimizer, step / 10, .2)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([rate] * 2)
 
 

@@ -62,6 +62,8 @@ def check(cfg):
     """Refuses a KL term where the loss has none, and a question with one sample."""
     if cfg.kl_coef and cfg.loss != "grpo":
         flags.refuse("kl_coef", cfg.kl_coef, f"goes with --loss grpo; {cfg.loss} has no KL term (Eq 8-11)")
+    if cfg.retokenize and cfg.sampler_correction != "none":
+        flags.refuse("sampler_correction", cfg.sampler_correction, "not with --retokenize: nobody sampled it")
     if cfg.expansion in NO_TREE and cfg.group_size == 1:
         flags.refuse("group_size", 1, "at least 2: a group's samples are compared")
     if cfg.expansion not in NO_TREE and cfg.chains + cfg.rounds * cfg.expand == 1:
@@ -124,6 +126,8 @@ def retokenize(tokenizer, root):
 def retokenized(tokenizer, turn):
     """A turn as its text is encoded, which need not be what was sampled (App. C). Its entropy stays."""
     ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
+    if ids == turn.ids:
+        return turn
     return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
 
 

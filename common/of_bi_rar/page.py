@@ -31,7 +31,6 @@ def step_metrics(groups, retriever):
     turns = [turn for t in done for turn in t.turns]
     right = [t for t in done if t.info.em]
     row = rollout.means(done) | rollout.search_repairs(retriever)
-    row["reward/format"] = rollout.mean(not (t.info.problem or t.info.invalid) for t in done)
     row["rollout/flat_groups"] = 1 - with_spread / len(groups)
     row["rollout/tokens"] = sum(t.sampled_tokens for t in done)
     row["rollout/tokens_right"] = rollout.mean(t.sampled_tokens for t in right)

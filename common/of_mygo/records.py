@@ -86,8 +86,9 @@ def few_are_chosen(seen):
     now, recent = seen.row.get("select/accepted"), seen.recent("select/accepted")
     if now is not None and (now == 0 or seen.some_steps and recent < 0.02):
         return (f"only {now:.1%} of the attempts were chosen to learn from. Warm up longer "
-                "(--sft-trajectories) or take easier questions (--data); where a threshold chooses, start "
-                "lower (--threshold) or allow more attempts (--max-attempts)")
+                "(--sft-trajectories), take easier questions (--data), or allow more attempts "
+                "(--max-attempts). --stage fixed and offline may begin lower (--threshold, "
+                "--offline-threshold)")
 
 
 GUARD = {"selection": few_are_chosen}
