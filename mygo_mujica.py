@@ -607,7 +607,8 @@ def train(run, stage, policy, sampler, reference, place):
         # numbers of the step, and a sample for the page
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
         if stage != "grpo":  # for LLaMA-Factory's SFT, which must not learn GRPO's bad attempts
-            write_sharegpt(run.folder, [t for group in selected for t in group], step)
+            learned = [(t, q) for q, group in zip(questions, selected, strict=True) for t in group]
+            write_sharegpt(run.folder, learned, step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts
         # 1 without --lr-warmup
@@ -671,11 +672,12 @@ def warm_up(run, policy, place):
         warn(f"warm-up: {len(right)} trajectories with EM 1 from all {tried} questions tried, fewer than "
              f"--sft-trajectories {cfg.sft_trajectories}")
     folder.write("sampling.json", {"questions": tried, "kept": len(right), "tokens": tokens} | times)
-    chosen = [t for t, _ in right[:cfg.sft_trajectories]]
+    right = right[:cfg.sft_trajectories]
+    chosen = [t for t, _ in right]
     for t in chosen:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, chosen, step=0)  # before the first epoch
+    write_sharegpt(folder, right, step=0)  # before the first epoch
     # step 1: the page shows them at the first epoch's point
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
@@ -906,11 +908,14 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
 #
 # ---------------------------------------------------------------- conversations on file
 
-def write_sharegpt(folder, attempts, step):
-    """sharegpt.jsonl: the conversations of attempts that are learned, as LLaMA-Factory reads them."""
+def write_sharegpt(folder, learned, step):
+    """sharegpt.jsonl: the conversations of [(attempt, question)] that are learned, as LLaMA-Factory reads
+    them."""
     from common.warmup import sharegpt
-    learned = [c for t in attempts for c in conversations(t)]
-    folder.append("sharegpt.jsonl", rows_of(learned, step=step))
+    rows = []
+    for attempt, question in learned:
+        rows += rows_of(conversations(attempt), step=step, question=question.question)
+    folder.append("sharegpt.jsonl", rows)
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
 

@@ -78,7 +78,8 @@ def _questions_of(cfg, paper_eval, read_sets):
     else:
         held, train = held_out(cfg.data, train)
         if cfg.eval_only and not collects:
-            say(f"{cfg.data}: these alone are asked, a run on it learns the others (--eval-data asks all)")
+            say(f"{cfg.data}: these alone are asked; a run on this file, as it is now, learns the others "
+                "(--eval-data asks all)")
         is_file = Path(cfg.data).expanduser().exists()  # else it would have the benchmark's name
         name = cfg.data if is_file else f"{cfg.data}-heldout"
         sets = {name: held}
@@ -104,6 +105,11 @@ def _corpus_of(cfg, questions):
     else:
         corpus = data.load_corpus(cfg.corpus, cfg.skip_bad)
     say(f"{cfg.corpus}: {len(corpus):,} passages")
+    most = getattr(cfg, "max_passage", None)
+    if most and isinstance(corpus, list):  # (a mapped one would be read through)
+        longer = sum(len(passage["text"]) > most for passage in corpus)
+        if longer:
+            say(f"{longer:,} of them are longer than --max-passage {most}: their ends are not read")
     if len(corpus) < 5:
         warn("a search or two read all of it: so there is nothing to search for")
     return corpus

@@ -474,7 +474,8 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     for t, reward in zip(made, (1.0, .9, .5, .8), strict=True):
         t.reward = reward
     cfg = config(
-        steps=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7, token_budget=0)
+        steps=2, questions_per_step=2, mini_batch=2, keep=2, threshold=.5, lr=.3, lr_final=.1, temperature=.7,
+        token_budget=0)
     monkeypatch.setattr(training, "clip_gradient", partial(training.clip_gradient, max_norm=grad_clip))
     model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
     model.vocabulary = len(tokenizer)
@@ -549,7 +550,8 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, monke
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))
     engine = SimpleNamespace(sync=lambda model: None, sleep=lambda: None)
     policy = Policy(tiny.tiny_model(tokenizer, width=32), tokenizer, engine)
-    cfg = config(steps=4, lr_warmup=.75, lr=1e-5, lr_final=0.0, grpo_lr=2e-6, kl_coef=0.0, mini_batch=9)
+    cfg = config(steps=4, questions_per_step=1, mini_batch=9, lr_warmup=.75, lr=1e-5, lr_final=0.0,
+                 grpo_lr=2e-6, kl_coef=0.0)
     steps = [(step, {}) for step in range(1, 5)]
     run = SimpleNamespace(cfg=cfg, folder=None, steps=lambda *a, **k: steps, sampling=sampling)
     m.train(run, stage, policy, policy, None, replace(place(), questions=[None]))
@@ -601,8 +603,10 @@ def test_the_warm_up_learns_as_many_as_were_asked_for_without_the_examples(token
 def test_sharegpt_rows_are_what_llama_factory_reads(tokenizer):
     t, _ = play(tokenizer, GOOD)
     written = {}
-    m.write_sharegpt(SimpleNamespace(append=written.__setitem__, write=written.__setitem__), [t], 3)
+    folder = SimpleNamespace(append=written.__setitem__, write=written.__setitem__)
+    m.write_sharegpt(folder, [(t, QUESTION)], 3)
     rows = json.loads(json.dumps(written["sharegpt.jsonl"]))
+    assert {row["question"] for row in rows} == {QUESTION.question}  # a worker's, too: --warmup-data asks
     said = [[x["value"] for x in row["conversations"]] for row in rows]
     assert [[x["from"] for x in row["conversations"]] for row in rows] == [
         ["human", "gpt"] * n for n in (3, 1, 1)] and all(map(all, said))
