@@ -8,6 +8,7 @@ stage's folder is <name>-<stage>."""
 
 import fcntl
 import glob
+import itertools
 import json
 import os
 import re
@@ -159,10 +160,8 @@ def known_as(split):
     graphs = getattr(searched, "graphs", None) or {"": getattr(split, "graph", None)}
     told = [[q.id, q.question, q.answers] for q in questions]
     told.append("" if corpus is None else passages.identity(corpus))
-    for graph_type, known in graphs.items():
-        if known is not None:
-            told += [graph_type, sorted(map(repr, known.graph.edges(data="relation")))]
-    return cache.key(told)
+    known = [graph.graph.edges(data="relation") for graph in graphs.values() if graph is not None]
+    return cache.key(itertools.chain(told, *(map(repr, edges) for edges in known)))
 
 
 def begun(folder):

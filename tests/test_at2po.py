@@ -303,15 +303,16 @@ def test_dynamic_sampling_takes_trees_with_different_rewards_first():
     roots = [flat[0], spread[0], flat[1], spread[1], flat[2], spread[2]]
     for loss, number, chosen in (
             ("dapo", 2, spread[:2]), ("dapo", 4, [*spread, flat[0]]), ("atpo", 2, roots)):
-        assert baselines.chosen_to_learn(loss, roots, number) == chosen
+        assert baselines.learned_from(roots, at2po.Config(loss=loss, questions_per_step=number)) == chosen
     for loss, questions in (("dapo", 6), ("atpo", 2)):
         budget = baselines.TokenBudget(at2po.Config(loss=loss, questions_per_step=2))
         assert budget.questions_per_step == questions
     # right answers tell, not the penalty of what is too long
     all_wrong = right_or_wrong(root_of((0, 0.0), (0, 0.0)), penalty=.5)
     assert training.has_spread(all_wrong.rewards())
-    assert baselines.chosen_to_learn("dapo", [all_wrong, spread[0]], 2) == [spread[0]]
-    assert baselines.chosen_to_learn("dapo", [all_wrong], 2) == []
+    dapo = at2po.Config(loss="dapo", questions_per_step=2)
+    assert baselines.learned_from([all_wrong, spread[0]], dapo) == [spread[0]]
+    assert baselines.learned_from([all_wrong], dapo) == []
 
 
 def test_dapo_s_settings_are_those_of_its_row():

@@ -145,28 +145,22 @@ def overlong_penalty(length, limit):
 
 
 def learned_from(roots, cfg):
-    """The trees that a step learns from: all, but for DAPO, which first subtracts the overlong penalty from
-    rewards, in place: the step's metrics see it, too."""
-    if cfg.loss == "dapo":
-        for leaf in (leaf for root in roots for leaf in root.leaves()):
-            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
-            leaf.trajectory.reward += overlong_penalty(length, cfg.max_response)
-    return chosen_to_learn(cfg.loss, roots, cfg.questions_per_step)
-
-
-def chosen_to_learn(loss, roots, most):
-    """The trees that a step learns from: all, but for DAPO. Its dynamic sampling (Eq 11) takes the first of
-    which some answers are right and some wrong, and flat ones where there are not enough. It does not learn
-    from what the overlong penalty or the format alone tells apart."""
-    if loss != "dapo":
+    """The trees that a step learns from: all, but for DAPO. It first subtracts the overlong penalty from
+    rewards, in place, so that the step's metrics see it, too. Its dynamic sampling (Eq 11) then takes the
+    first trees of which some answers are right and some wrong, and flat ones where there are not enough. It
+    does not learn from what the overlong penalty or the format alone tells apart."""
+    if cfg.loss != "dapo":
         return roots
     informative, flat = [], []
     for root in roots:
+        for leaf in root.leaves():
+            length = leaf.trajectory.length - len(leaf.trajectory.prompt_ids)
+            leaf.trajectory.reward += overlong_penalty(length, cfg.max_response)
         if training.has_spread([leaf.trajectory.info.em_valid for leaf in root.leaves()]):
             informative.append(root)
         elif not training.has_spread(root.rewards()):
             flat.append(root)
-    return [*informative, *flat][:most]
+    return [*informative, *flat][:cfg.questions_per_step]
 
 
 # ---------------------------------------------------------------- AEPO (Dong et al. 2025)
