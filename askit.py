@@ -93,8 +93,8 @@ class Config(flags.Flags):
 
     # ---- PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # last training questions (world: those after --limit), held out for a validation loss | sec. 4.1; how
-    # many is ours
+    # training questions held out for a validation loss, the last ones (world: behind --limit) | sec. 4.1;
+    # number: ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
     questions_per_step: int = 1     # questions per step | ours
@@ -254,7 +254,7 @@ def log_policy(policy, decisions):
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        # staying=0: any text may be dropped to fit (in state_ids the first one, the question, stays)
+        # staying=0: the oldest go first if too long (staying=1, in state_ids, keeps the question)
         evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
@@ -294,9 +294,9 @@ def policy_of(policy, states):
 # ---------------------------------------------------------------- supervised stage (sec. 3.1.2)
 
 def supervised_decisions(policy, cases, cfg, rng):
-    """Decisions [(state, sentences offered, right)]; right: whether submitting is, then whether each is.
-    Right is every missing gold that is offered (if none is, one replaces the last candidate); if none is
-    missing, to submit."""
+    """Decisions [(state, sentences offered, right)]; right: a bool for submitting, then one per sentence.
+    Each missing gold that is offered is right (if none is, one replaces the last candidate); if none is
+    missing, submitting."""
     states = []
     for case in cases:
         taken = training_state(case, rng, may_complete=True)
@@ -453,8 +453,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_return(case, moves, cfg, t=0):
-    """R_t, the return of action t: gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1: the
-    submit counts, and has one gamma itself; the bonus has none."""
+    """R_t, the return of action t: gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1, with the
+    submit, whose R_t has gamma^1; the bonus has none."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -492,7 +492,7 @@ def baselines(policy, paths, least, *seed):
         add_visits(p)
     # by depth: fresh paths from s also visit the states below it, where fewer are then needed
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # {(key, k): start of the k-th path that key lacks}, the same for all paths through key
+        fresh = {}  # {(key, k): start of key's k-th missing path}; one set per key, whichever paths pass it
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
@@ -569,7 +569,7 @@ def train(run, policy, cases):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | ours
     optimizer = training.make_optimizer(policy.model, cfg.lr)
     seed = stable_seed(cfg.seed, "order")
-    # step 1, 2, …: after each body run.steps logs its row, evaluates and saves
+    # step 1, 2, …: after each body run.steps evaluates, logs its row and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
         with timed(row, "time/rollout"):
@@ -614,8 +614,8 @@ PRETRAIN_METRICS = page.SUPERVISED
 
 
 def supervise(run, learner, losses, rows, held_out):
-    """Makes --<stage>-steps updates; the rate warms up, then falls as half a cosine (sec. 4.3.2). A step of
-    the log has UPDATES_PER_STEP updates.
+    """Makes --<stage>-steps updates, UPDATES_PER_STEP in a step of the log; the rate warms up (a T5's does
+    not), then falls as half a cosine.
 
     rows: training cases, or a T5's rows; losses(learner, rows, cfg, rng), such as coarse_losses, draws a
     batch from them. held_out: others for the validation loss, perhaps none."""
@@ -759,8 +759,8 @@ def ask_and_search(policy, paths):
 
 
 def asked_case(policy, path):
-    """The case of a search for the path's last sub-question, over the sentences that it has not taken. Only
-    the question's ids change: .question and the gold stay the main question's."""
+    """The case of a search for the path's last sub-question, over the sentences that it has not taken. Of the
+    question only its ids change: .question and the gold stay the main question's."""
     case, question = path.case, path.asked[-1]
     tokens = dict(case.tokens)
     for t in (policy.encoder.pair_tokenizer, policy.action_tokenizer, policy.submit_tokenizer):
@@ -845,11 +845,11 @@ def ranking(encoder, split, cfg):
     for case, vector in zip(split.cases, encoder.encode_all(queries), strict=True):
         ranked = (case.vectors @ vector).argsort(descending=True).tolist()
         places = [place for place, i in enumerate(ranked) if i in case.gold]
-        first = min(places, default=len(ranked) - 1)
+        first = min(places, default=len(ranked))  # (a question may have no gold here)
         rows.append(evidence.about(case) | {
             "em": float(first == 0),
             "f1": sum(place < cfg.candidates for place in places) / len(case.gold_facts),
-            "percentile": 1 - first / max(1, len(ranked) - 1),
+            "percentile": 1 - first / max(1, len(ranked) - 1) if places else 0.0,
             "sentences": len(ranked),
         })
     names = {"em": "hit@1", "f1": f"recall@{cfg.candidates}"}

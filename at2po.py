@@ -18,8 +18,9 @@ are divided by the population's std (authors' code); there is no KL term.
     Eq 6-7          GRPO loss                     training.grpo_loss
     Eq 13           spread of an update           update_spread
 
-    python at2po.py                               the embedded world: invented facts, a tiny policy, clip, lr
-                                                  and tree of recipes/world.toml; two CPU cores, two minutes
+    python at2po.py                               the embedded world: invented facts, a tiny policy, clip, lr,
+                                                  tree and format's reward of recipes/world.toml; two CPU
+                                                  cores, two minutes
     python at2po.py --loss grpo                   the GRPO baseline: groups of 16 chains, same token budget
     python -m common.ladder at2po table1 --seeds 5      the paper's Table 1 in the embedded world
     python at2po.py --model Qwen/Qwen3-4B         the paper's setting: a search server; not run (docs/gpu.md)
@@ -84,8 +85,8 @@ class Config(flags.PassageFlags):
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
-    # turn = A(n); outcome = the leaf's value, for all its turns; tree-grpo = that, plus its value among the
-    # leaves below its first turn alone | Eq 3, Table 1
+    # turn = A(n); outcome = the leaf's value, for all its turns; tree-grpo = that, plus its reward
+    # standardised below the same first turn | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), sequence (gspo) or token; baselines have own defaults | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -101,7 +102,7 @@ class Config(flags.PassageFlags):
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
     # sampled tokens that end training; 0 = no limit; auto = as many as GRPO would sample: steps x
-    # questions_per_step x group_size x mean tokens of a tree's first chains, so far
+    # questions_per_step x group_size x mean tokens of an unbranched chain, so far
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -200,8 +201,8 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    # the call of `play` that sampled it, part of its seed. "chain3.0-2": round 0's choice 2 (both from 0),
-    # which branches off chain3; ".0-2": a new chain from the root
+    # the call of `play` that sampled it, part of its seed. "chain3.0-2": choice 2 of round 0, a sibling of a
+    # turn of chain3 (all from 0); ".0-2": a new chain from the root
     name: str = ""
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
@@ -305,7 +306,7 @@ def choose_nodes(root, cfg, rng):
 
     def uncertainty(node):
         # Line 11 counts the turn itself, too: .05 more for each, the same order. The root (authors' code)
-        # ranks as a first turn of entropy 0 would: to choose either adds a child of the root
+        # ranks as a child of its own would that has entropy 0
         if node is root:
             return -SIBLING_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
@@ -324,7 +325,7 @@ async def grow_tree(play_from, cfg, seed):
     chains, rounds = (cfg.group_size, 0) if cfg.expansion == "none" else (cfg.chains, cfg.rounds)
     await asyncio.gather(*[play_from(root, f"chain{m}") for m in range(chains)])
     for r in range(rounds):
-        rng = random.Random(stable_seed(seed, "expand", r))  # a stream per round: a resumed tree draws alike
+        rng = random.Random(stable_seed(seed, "expand", r))  # a stream of its own for each round
         new_paths = []
         for i, node in enumerate(choose_nodes(root, cfg, rng)):
             parent = node.parent or root  # a sibling: the same state, a new turn
@@ -375,7 +376,7 @@ def boxed(text):
 
 
 def parse_response(turns, form="system"):
-    """(answer or None, problem or "") of sampled text; of observations, only whether they are results, Eq 15.
+    """(answer or None, problem or ""), Eq 15. Of observations it reads only whether they are results.
 
     Valid: think tags are there and paired; the policy wrote no result tag; every turn but the last is one
     search that got its result; the last has exactly one answer block, with \\boxed{} inside. Text around the
@@ -556,9 +557,9 @@ def update_spread(log_ratio, response_mask, turn_ids):
 
 
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
-    """(loss, stats) of a micro-batch. turn_logprobs: logprobs (B, T) summed per turn (B, K), by the kernel.
+    """(loss, stats) of a micro-batch. logprobs: (B, T); turn_logprobs: (B, K), their sums per turn.
     The denominator is num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
-    # --sampler-correction token: each token's times min(p_trainer / p_engine, 2); a turn gets their mean
+    # --sampler-correction token: A of a token times min(p_trainer / p_engine, 2); a turn gets their mean
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
@@ -607,10 +608,10 @@ def train(run, policy, reference, split):
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     # --token-budget (ours). .spent: kept in checkpoints; .questions_per_step: cfg's, for DAPO thrice that
     budget = baselines.TokenBudget(cfg)
-    # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it logs, evaluates and saves
+    # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it evaluates, logs and saves
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
-        order_seed = stable_seed(cfg.seed, "order")  # one order for all steps
+        order_seed = stable_seed(cfg.seed, "order")  # one seed for all steps
         questions = data.batch_of_step(split.questions, step, budget.questions_per_step, order_seed)
         with run.sampling(policy, row):
             roots = rollout_trees(policy, split.retriever, questions, cfg, step)
@@ -619,7 +620,7 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        # DAPO: lowers rewards of long answers, in place; flat trees only if others are few. Other losses: all
+        # learned_from: DAPO lowers rewards of long answers, in place, and takes flat trees last; else all
         learned_roots = baselines.learned_from(roots, cfg)
         for root in learned_roots:
             assign_advantages(root, cfg)

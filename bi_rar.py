@@ -157,7 +157,7 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="u
 
 
 def render_result(tokenizer, shown, limit, form="user"):
-    """(text, ids) of a search result that shows this text; ids: as tokenised with a turn's "<" behind them
+    """(text, ids) of a search result that shows this text; ids: as tokenised where "<" follows
     (chat.before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
     `limit` tokens loses its end, but not the closing tag; in the form of tools the limit does not count the
     template's own words."""
@@ -330,7 +330,7 @@ def complexity(scorer, v, u):
     """Eq 3: K(u | v) = -log2 P(u | v), in bits; v stands first. `scorer` is any causal model of transformers.
     For readers and tests: a run calls scoring.packed_bits, which has many terms per pass."""
     ids = torch.tensor([[*v, *u]], device=scorer.device)                            # (1, N)
-    logits = scorer(input_ids=ids).logits[0, :, :getattr(scorer, "vocabulary", None)]   # (N, V), no padding
+    logits = scorer(input_ids=ids).logits[0, :, :getattr(scorer, "vocabulary", None)]   # (N, V), V unpadded
     logprobs = logits.float().log_softmax(-1)
     of_u = logprobs[len(v) - 1:-1].gather(1, ids[0, len(v):, None])                 # (len(u), 1)
     return -float(of_u.double().sum()) / math.log(2)
@@ -481,7 +481,7 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. this rank's micro-batches (B, T), with log-probs of the initial policy (for the KL) and of the
-        # policy before any update (the first: remember_old). Flat groups count in num_sequences alone
+        # policy before any update (first mini-batch: in step 5). Flat groups count in num_sequences alone
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -523,8 +523,8 @@ def train(run, policy, initial, scorer, split):
 
 
 def sample_record(policy, scorer, groups, questions, step, cfg):
-    """For the page: the step's first group with different rewards, wrong trajectories measured, too, and in
-    every stage: so a scorer is always loaded."""
+    """For the page: the first group with different rewards, in every stage with the distances of wrong
+    trajectories, too: so a scorer is always loaded."""
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
@@ -611,10 +611,10 @@ def main(argv=None):
     stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
     free = ["stage", "lambdas"]  # --resume may change these flags
     runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
-    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data trains first, and is then a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
-    # with --checkpoint --stage eval evaluates that, but measures distances with initial_source
+    # --stage eval evaluates --checkpoint; distances are initial_source's, where there is one
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
@@ -629,7 +629,7 @@ def run_stage(run, source, initial_source, split, evals):
     --resume skips a stage that is done: all its steps, and evaluations younger than what was merged."""
     cfg = run.cfg
     trains = run.stage_name in TRAINED
-    steps, lora = 0, 0  # untrained: no new adapters, so the initial policy is a second model
+    steps, lora = 0, 0  # untrained: no adapters, so the initial policy is loaded beside it
     if trains:
         steps, lora = cfg.steps, cfg.lora
     merges = run.stage_name.startswith("merged-")
@@ -674,7 +674,7 @@ def pair_to_merge(cfg):
 
 def find_initial(cfg):
     """Folder or hub id of what training begins with: the reference of the KL term and, without --scorer, the
-    scorer. Empty for a served --policy, and where --forward stands without --model."""
+    scorer. Empty where neither flags nor the world name one."""
     # --stage eval: --checkpoint is what is evaluated, not the initial policy, unless a warm-up made it
     if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
@@ -720,6 +720,8 @@ def resolve(cfg):
     if (cfg.lora or any(file.exists() for file in adapters)) and cfg.stage in ("all", "merge"):
         flags.refuse("lora", cfg.lora, "adapters are not averaged: train with --stage baseline, forward or "
                      "backward, fold each into its base (merge_and_unload), then --stage merge")
+    if (cfg.forward or cfg.backward) and cfg.stage != "merge":
+        flags.refuse("forward", cfg.forward, "and --backward are for --stage merge")
     for lam in cfg.lambdas.split(","):
         if not re.fullmatch(r"0?\.\d+|[01](\.0*)?", lam.strip()):
             flags.refuse("lambdas", cfg.lambdas, "numbers between 0 and 1 with commas, such as .25,.5,.75")

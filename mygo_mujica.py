@@ -78,7 +78,7 @@ class Config(flags.PassageFlags):
     # ---- agent
     top_k: int = 5                  # passages per sub-question
     max_triples: int = 20           # triples per sub-question
-    max_words: int = 200            # kept of every text that is shown, and 20 characters for each (harmless)
+    max_words: int = 200            # words kept of a text from outside, 20 characters each; see harmless()
     max_rounds: int = 6             # planner turns
     max_parallel: int = 8           # sub-questions per turn
     max_turn: int = 512             # tokens sampled per turn
@@ -172,7 +172,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*+\(\s*+                      # (*+ gives nothing back: linear time)
-    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; without one, or with several, a bad call
+    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; none or several match too: a bad call
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 
@@ -424,7 +424,7 @@ async def plan(team, question, name, seed, watch=None):
 
         if workers:
             reports = []
-            for worker in workers:  # in order: each may add to `entities` (info's), whose places are labels
+            for worker in workers:  # in order: each may append to info.entities; an index there is a label
                 reports.append(take_report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
             # the end of the planner's message, if it was cut off, then the user's message with the
@@ -586,7 +586,7 @@ def train(run, stage, policy, sampler, reference, place):
         it is 1; the tokens of the last iteration may overshoot."""
         return max(step / cfg.steps, state["tokens"] / (cfg.token_budget or math.inf))
 
-    # After each body (a `continue` ends one, too) run.steps logs the row, evaluates, saves, warns if hardly
+    # After each body (a `continue` ends one, too) run.steps evaluates, logs the row, saves, warns if hardly
     # any attempt was chosen (GUARD), and ends once completed(step) is 1
     for step, row in run.steps(policy, optimizer, cfg.steps, state=state, share=completed,
                                label=f"{stage} | ", guard=records.GUARD):
@@ -601,26 +601,26 @@ def train(run, stage, policy, sampler, reference, place):
                 groups, state["K"] = sample(team, questions, step, state["K"], raise_K=stage == "mygo")
                 # 2. select (D.2): those that pass, at most m per question; the others are thrown away
                 selected = [select(group, state["K"]) for group in groups]
-        cosine_from = completed(step - 1)  # how far training is; this iteration's tokens are added below
+        done_before = completed(step - 1)  # how far training is; this iteration's tokens are added below
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
-        # numbers of the step, and a sample for the page
+        # numbers, and a sample for trajectories.html
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
         if stage != "grpo":  # for LLaMA-Factory's SFT, which must not learn GRPO's bad attempts
             learned = [(t, q) for q, group in zip(questions, selected, strict=True) for t in group]
             write_sharegpt(run.folder, learned, step)
 
-        # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts
-        # 1 without --lr-warmup
-        lr_factor = training.warmup_factor(cosine_from + 1 / cfg.steps, cfg.lr_warmup)
+        # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts.
+        # lr_factor: 1 without --lr-warmup
+        lr_factor = training.warmup_factor(done_before + 1 / cfg.steps, cfg.lr_warmup)
         if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
             continue
         batches, meter = mini_batches(selected, cfg.mini_batch), training.Meter()
         for number, batch in enumerate(batches):
-            # place on the one cosine over all iterations (ours), 0 to 1. With --token-budget 1 / steps is a
-            # guess of what this iteration adds
-            cosine_at = cosine_from + number / len(batches) / cfg.steps
+            # 0 to 1 along the one cosine over all iterations (ours). Under --token-budget an iteration's
+            # share, 1 / steps, is a guess
+            cosine_at = done_before + number / len(batches) / cfg.steps
             lr = lr_factor * training.cosine_lr(cosine_at, 1, cfg.lr, cfg.lr_final)
             update(model, optimizer, batch, lr, cfg, meter)
         row |= records.update_metrics(meter, optimizer)
@@ -678,7 +678,7 @@ def warm_up(run, policy, place):
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
     write_sharegpt(folder, right, step=0)  # before the first epoch
-    # step 1: the page shows them at the first epoch's point
+    # step 1: trajectories.html shows them with epoch 1
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
@@ -743,7 +743,7 @@ def main(argv=None):
         saves = stage in TRAINS
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
         todo.append((run, env, stage))
-    # --warmup-data trains first, and is then a --checkpoint
+    # --warmup-data: trains on it, and sets cfg.checkpoint
     cfg = after_warm_up(cfg, learn_first, [run for run, _, _ in todo])
     if cfg.stage in LEARNING:
         for env in envs:
@@ -853,7 +853,7 @@ def baseline_choice(group, stage, keep):
 
 
 def assign_advantages(group, stage="grpo"):
-    """GRPO: planner and workers share the attempt's advantage, A(tau) of sec. 3.2 (ours). RAFT++: 1."""
+    """GRPO: A(tau) of sec. 3.2, which planner and workers share (ours). RAFT++: 1."""
     advantages = [1.0] * len(group)
     if stage == "grpo":
         advantages = training.group_advantages([t.reward for t in group])
@@ -944,11 +944,11 @@ def demonstration(tokenizer, question, demo, place, cfg):
         # in place of the engine: the demonstration's lines
         team.next_turn = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
         return plan(team, question, "written", 0)
-    return conversations(scripted.play(tokenizer, [], place.retriever, agent))  # []: next_turn says them
+    return conversations(scripted.play(tokenizer, [], place.retriever, agent))  # [] lines: see next_turn
 
 
 def learn_first(cfg, source):
-    """Folder of `source` after --warmup-data, whose demonstrations search what is evaluated first."""
+    """Folder of `source` after --warmup-data; demonstrations search the first evaluation's corpus."""
     from common.of_mygo import written
     _, [split, *_] = places.load_splits(cfg, PAPER_EVAL)
     place = Place(**vars(split))

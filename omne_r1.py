@@ -157,7 +157,7 @@ def no_thought_ids(tokenizer, think):
     """Ids that begin each turn with --think off: the empty thought, which nobody sampled (mask 0)."""
     if think == "on":
         return []
-    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # as encode, but right where a tag follows
+    _, ids = chat.before_a_turn(tokenizer, NO_THOUGHT)  # encode, as tokenised before a tag
     return ids
 
 
@@ -301,8 +301,8 @@ def result_of(turns, question, cfg):
 
 
 def answer_scores(answer, gold):
-    """em: answer and gold are equal as the tools print names (one_line: tags made harmless, one blank for
-    several; sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
+    """em: answer and gold are equal as the tools print names (one_line: tags made harmless, blanks merged;
+    sec. 4.1.2). normalised: the accuracy of the authors' code. A node has one name, so there is one
     gold answer. Without an answer {}: Result's defaults, 0."""
     said, gold = one_line(answer or ""), one_line(gold)
     if not said:
@@ -496,7 +496,7 @@ def train(run, kind, policy, source, split):
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
     optimizer.add_param_group({"params": actor.head.parameters(), "lr": cfg.head_lr, "weight_decay": 0.0})
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
-    # after each body run.steps logs its row, evaluates and saves
+    # after each body run.steps evaluates, logs its row and saves
     for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{kind} | "):
         training.set_warmup_lr(optimizer, step / cfg.steps, cfg.lr_warmup)  # both: linear, then constant
 
@@ -623,12 +623,12 @@ def thoughts(question, seed=0):
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
         said.append(with_fillers(rng, found, plan))
         found = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = with_fillers(rng, said[0])  # drawn last: results/ depends on this order
+    said[0] = with_fillers(rng, said[0])  # drawn this late: results/ depends on it
     return [*said, with_fillers(rng, found, rng.choice(ENDS))]
 
 
 def with_fillers(rng, *parts):
-    """The parts, a filler before them, and one behind: of two parts only half the time."""
+    """The parts between fillers; behind two parts there is one only half the time."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -665,7 +665,7 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or sampled and template ones, made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    # (first: rank 0 makes the files, then the others find them; once: rank 0 alone writes)
+    # (distributed.first: rank 0, then the others, who find its files; once: rank 0 alone)
     # stage1: the checkpoint to sample from; None if nothing is sampled
     folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
@@ -748,7 +748,7 @@ def weighted_loss(logprobs, weights, total):
 
 def fused_weighted_loss(model, batch, weights, total, hidden, backend="auto"):
     """weighted_loss and its gradient in one pass over the logits (kernels/weighted_ce.py), on CUDA. weights:
-    (B, T). hidden: models.hidden_states of the batch. predecessor, target, gather: see rollout.Batch."""
+    (B, T). target: the R distinct sampled tokens; predecessor: what predicts them; gather: (B, T) to R."""
     before = hidden.flatten(0, 1)[batch.predecessor]    # (R, H) that predict the batch's R sampled tokens
     w = weights.new_zeros(len(batch.target))            # (R,): (B, T) summed, since trajectories share tokens
     w.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
@@ -780,8 +780,8 @@ def train_sft(run, policy, examples):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. the update: Algorithm 1's weighted mean for each conversation (its passes have one), then the
-            # mean over all ranks' conversations
+            # 2. the update: Algorithm 1's weighted mean, of one conversation at a time as there, then the
+            # mean over all ranks' ones
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 labels = torch.where(b.response_mask, b.input_ids, -100)
                 weights = think_weights(labels, start_ids, end_ids, cfg.think_weight)
@@ -844,7 +844,7 @@ def main(argv=None):
     for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(stage_cfg, "omne_r1", table, label, free, saves=kind in TRAINS))
-    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data trains first, and is then a --checkpoint
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # for its error where stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
@@ -861,7 +861,7 @@ def run_stage(run, kind, split, evals):
     cfg, folder = run.cfg, run.folder
     # SFT's steps depend on rows that are not made yet: its final evaluation alone says that it is done
     steps = cfg.steps if kind in REWARD else 0
-    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # before and between steps
+    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # what config.json notes
     if folder.is_done(steps, for_curve):
         return
     source = start_weights(cfg, kind)
@@ -887,12 +887,9 @@ def run_stage(run, kind, split, evals):
 
 
 def start_weights(cfg, kind):
-    """What a stage begins with. Stage 3: stage 2's weights, or with --stage rl its --checkpoint (but not what
-    --warmup-data left). Others: the first that is given of --checkpoint, --model, --policy (an API). Adapters
-    are merged."""
-    # after --warmup-data cfg.checkpoint is the warm-up's
-    begins_there = cfg.stage == "rl" and cfg.checkpoint and not cfg.warmup_data
-    if kind == "rl" and not begins_there:
+    """What a stage begins with. Stage 3: stage 2's weights, or with --stage rl its --checkpoint. Others: the
+    first that is given of --checkpoint, --model, --policy (an API). Adapters are merged."""
+    if kind == "rl" and not (cfg.stage == "rl" and cfg.checkpoint):
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
     else:

@@ -38,6 +38,8 @@ def check(cfg):
          "needed with --model or --data: NAME=FILE,…, or a folder of graphs"),
         (not of_world and needs_model and not (cfg.model or cfg.checkpoint or cfg.policy), "model",
          "needed with --graph (or --checkpoint)"),
+        (cfg.warmup_data and cfg.stage == "rl", "warmup_data",
+         "not with --stage rl, which begins with stage 2's weights or a --checkpoint"),
         (cfg.graph.startswith(("http://", "https://")), "graph", "a file or a folder; no server is asked"),
     ):
         if wrong:
