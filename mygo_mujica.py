@@ -606,9 +606,6 @@ def train(run, stage, policy, sampler, reference, place):
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         # numbers, and a sample for trajectories.html
         row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
-        if stage != "grpo":  # for LLaMA-Factory's SFT, which must not learn GRPO's bad attempts
-            learned = [(t, q) for q, group in zip(questions, selected, strict=True) for t in group]
-            write_sharegpt(run.folder, learned, step)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts.
         # lr_factor: 1 without --lr-warmup
@@ -677,7 +674,7 @@ def warm_up(run, policy, place):
     for t in chosen:  # learned under prompts without the example (D.3)
         for c in conversations(t):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
-    write_sharegpt(folder, right, step=0)  # before the first epoch
+    write_sharegpt(folder, right)  # before the first epoch
     # step 1: trajectories.html shows them with epoch 1
     folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
@@ -908,13 +905,13 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
 #
 # ---------------------------------------------------------------- conversations on file
 
-def write_sharegpt(folder, learned, step):
-    """sharegpt.jsonl: the conversations of [(attempt, question)] that are learned, as LLaMA-Factory reads
-    them."""
+def write_sharegpt(folder, learned):
+    """sharegpt.jsonl: the conversations of [(attempt, question)] that the warm-up learns, as LLaMA-Factory
+    reads them."""
     from common.warmup import sharegpt
     rows = []
     for attempt, question in learned:
-        rows += rows_of(conversations(attempt), step=step, question=question.question)
+        rows += rows_of(conversations(attempt), question=question.question)
     folder.append("sharegpt.jsonl", rows)
     folder.write("dataset_info.json", sharegpt.dataset_info("mujica"))
 
