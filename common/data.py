@@ -176,7 +176,8 @@ def _table(path, file):
     try:
         header = next(rows, [])
         if len(set(header)) < len(header):
-            raise DataError(f"{path}: its header names a column twice: {', '.join(header)}")
+            raise DataError(f"{path}: its header names a column twice ({', '.join(header)}): rename one, or "
+                            "delete it")
         for number, cells in enumerate(filter(None, rows), 1):
             row = {name: cell_of(name, text) for name, text in zip(header, cells)}
             if any(cells[len(header):]):

@@ -64,7 +64,8 @@ class RunFolder:
         for key, value in self.config.items():
             if key not in free_to_change and self.saved.get(key) != json.loads(json.dumps(value)):
                 begun_with = self.saved.get(key)
-                raise RunError(f"--resume: this run was started with {key} = {begun_with!r}, not {value!r}")
+                raise RunError(f"--resume: this run was started with {key} = {begun_with!r}, not {value!r}: "
+                               "give the same flags, or choose another --name")
 
     def refuse_other_inputs(self, inputs):
         """inputs: {"train" or set: what known_as says of it}."""

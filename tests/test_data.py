@@ -758,7 +758,7 @@ def test_spreadsheets_ways_to_part_cells(tmp_path, text):
 
 def test_a_header_that_names_a_column_twice_is_refused(tmp_path):
     (tmp_path / "q.csv").write_text("question,answer,answer\nWho?,Ann,Bo\n")
-    with pytest.raises(data.DataError, match="names a column twice: question, answer, answer"):
+    with pytest.raises(data.DataError, match="names a column twice .question, answer, answer.: rename"):
         data.load_questions(str(tmp_path / "q.csv"))
 
 

@@ -222,7 +222,9 @@ def method_table(path, title, methods, minus="", paper=None, columns=COLUMNS, me
     rows += averages
     if not rows:
         return warn(f"{title}: no evaluation, no table")
-    show(f"{title}: 95 % intervals, over questions or, of several seeds, over seeds", rows)
+    several = any(len(own) > 1 for own in runs.values())
+    units = "over questions or, of several seeds, over seeds" if several else "over questions"
+    show(f"{title}: 95 % intervals, {units}", rows)
     table = {"header": list(rows[0]), "rows": [list(row.values()) for row in rows]}
     if path:
         write_json(f"{path}-table.json", table)

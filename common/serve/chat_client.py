@@ -29,7 +29,7 @@ MAX_ANSWER = 20_000   # characters, thoughts apart
 SHOWN = 300           # characters of an answer that an error or a rejection keeps
 NEVER_READ = 30       # answers, and none could be read: the model does not understand what is asked (ours)
 
-REMEDY = "See that it runs and give the command again, a run's with --resume: its answers so far are kept"
+REMEDY = "See that it runs and give the same command again, of a run with --resume: its answers are kept"
 UNREADABLE = "unreadable JSON"
 NO_ANSWER = "no answer from the teacher"
 
