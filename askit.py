@@ -601,7 +601,8 @@ def train(run, policy, cases):
 
         row |= meter.means() | page.path_metrics(paths)
         returns = [returns_of(p, cfg) for p in paths]
-        row["sample"] = page.sample_record(policy, paths, cfg.group_size, step, returns, advantages)
+        row["sample"] = page.sample_record(
+            policy, paths, cfg.group_size, step=step, returns=returns, advantages=advantages)
         policy.forget()  # those scores are of old weights
 
 
@@ -918,7 +919,8 @@ def run_stage(run, cases, evals):
     all_cases = cases + [case for split in evals for case in split.cases]
     # learner: what is trained, an Encoder, a Policy or a T5; evaluated: the same, or the Policy with that T5.
     # This also fills the cases' tokens and vectors
-    learner, evaluated = stages.load(cfg, stage, settings.begins_with, folder.start, all_cases, Policy)
+    learner, evaluated = stages.load(
+        cfg, stage, all_cases, begins_with=settings.begins_with, start=folder.start, Policy=Policy)
     with run.stage(f"ASKiT {cfg.name}: {stage}", evaluated, sets, settings.evaluate, learned=cases):
         if stage == "coarse" and not folder.start:
             run.evaluate("_before")
@@ -945,13 +947,13 @@ def main(argv=None):
     runs = []
     for stage in () if cfg.ask else in_order:
         table = METRICS if stage == "ppo" else PRETRAIN_METRICS
-        runs.append(Run(cfg, "askit", table, stage, free, saves=stage != "eval"))
+        runs.append(Run(cfg, "askit", table, stage=stage, free=free, saves=stage != "eval"))
     starts = {run.stage_name: run.folder.start for run in runs}  # the checkpoints that --resume found
     stages.refuse_missing(cfg, in_order, starts, STAGES)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)
     if cfg.ask:
         case = evidence.find_case(evals[0], cfg.ask)
-        policy, _ = stages.load(cfg, "eval", STAGES["eval"].begins_with, None, [case], Policy)
+        policy, _ = stages.load(cfg, "eval", [case], begins_with=STAGES["eval"].begins_with, Policy=Policy)
         return page.show_path(policy, greedy_paths(policy, [case])[0])
     for run in runs:
         run_stage(run, cases, evals)

@@ -593,8 +593,9 @@ def mini_batches_of(roots, model, reference, cfg):
         if not with_advantages:
             continue
         batches = training.prepare(
-            model, reference, with_advantages, cfg.micro_tokens, cfg.share_prefixes,
-            cfg.temperature, entropies=cfg.loss == "aepo", old=bool(mini_batches))  # the first: remember_old
+            model, reference, with_advantages, micro_tokens=cfg.micro_tokens,
+            share_prefixes=cfg.share_prefixes, temperature=cfg.temperature,
+            entropies=cfg.loss == "aepo", old=bool(mini_batches))  # the first: remember_old
         baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
         num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
         mini_batches.append((batches, len(trajectories), num_tokens))

@@ -490,8 +490,8 @@ def train(run, policy, initial, scorer, split):
                 trajectories = [t for group in with_spread for t in group]
                 if trajectories:  # else this mini-batch makes no update
                     batches = training.prepare(
-                        model, reference, trajectories, cfg.micro_tokens, cfg.share_prefixes,
-                        cfg.temperature, old=bool(mini_batches))
+                        model, reference, trajectories, cfg.micro_tokens, share_prefixes=cfg.share_prefixes,
+                        temperature=cfg.temperature, old=bool(mini_batches))
                     mini_batches.append((batches, len(part) * cfg.group_size))
 
         # 5. per mini-batch: loss = -1/N sum_o 1/|o| sum_t [min(rho adv, clip(rho) adv) - kl_coef k3]
@@ -610,7 +610,7 @@ def main(argv=None):
         pair_to_merge(cfg)  # refuses where one is missing
     stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
     free = ["stage", "lambdas"]  # --resume may change these flags
-    runs = [Run(cfg, "bi_rar", METRICS, stage, free, saves=stage in TRAINED) for stage in stages]
+    runs = [Run(cfg, "bi_rar", METRICS, stage=s, free=free, saves=s in TRAINED) for s in stages]
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)

@@ -605,7 +605,8 @@ def train(run, stage, policy, sampler, reference, place):
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         # numbers, and a sample for trajectories.html
-        row |= records.of_step(step, stage, state, questions, groups, selected, place.retriever)
+        row |= records.of_step(step, stage, state, questions=questions, groups=groups, selected=selected,
+                               retriever=place.retriever)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts.
         # lr_factor: 1 without --lr-warmup
@@ -881,8 +882,8 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
         for batch in batches:
             learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
-                model, reference, learned, cfg.micro_tokens, cfg.share_prefixes,
-                cfg.temperature, old=bool(prepared)))
+                model, reference, learned, micro_tokens=cfg.micro_tokens, share_prefixes=cfg.share_prefixes,
+                temperature=cfg.temperature, old=bool(prepared)))
     every_micro = [micro for parts in prepared for micro in parts]
     # also logs how far the engine's log-probs are off
     meter = training.Meter(every_micro, cfg.sampler_correction)

@@ -524,7 +524,8 @@ def train(run, kind, policy, source, split):
         # 4. credit, per sampled token: tools' replies have mask 0 in GAE, whitening and both losses
         all_batches = [b for micros, _ in mini_batches for b in micros]
         assign_credit(all_batches, cfg)
-        row |= records.step_row(trajectories, all_batches, questions, tools, step, cfg, turn_label)
+        row |= records.step_row(trajectories, all_batches, questions, tools=tools, step=step, cfg=cfg,
+                                label=turn_label)
 
         # 5. an update for each mini-batch, in each epoch; credit and old log-probs stay
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)  # sums stats, vetoes NaN
@@ -843,7 +844,7 @@ def main(argv=None):
     free = ["stage"]  # --resume may change this flag
     for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
-        runs.append(Run(stage_cfg, "omne_r1", table, label, free, saves=kind in TRAINS))
+        runs.append(Run(stage_cfg, "omne_r1", table, stage=label, free=free, saves=kind in TRAINS))
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # for its error where stage 2 is missing

@@ -480,7 +480,7 @@ def test_two_iterations_are_written_out(tokenizer, monkeypatch, grad_clip):
     model, expected = (tiny.tiny_model(tokenizer, width=32) for _ in range(2))
     model.vocabulary = len(tokenizer)
     monkeypatch.setattr(m, "sample", lambda team, questions, step, K, raise_K: ([made[:1], made[1:]], K))
-    monkeypatch.setattr(records, "of_step", lambda *_: {})
+    monkeypatch.setattr(records, "of_step", lambda *_, **__: {})
     monkeypatch.setattr(m, "write_sharegpt", lambda *_: None)
     monkeypatch.setattr(training, "make_optimizer", lambda *_, **__: torch.optim.SGD(model.parameters(), 1.0))
     synced = []
@@ -544,7 +544,7 @@ def test_lr_warmup_is_a_factor_on_the_cosine_and_on_grpo_s_rate(tokenizer, monke
     monkeypatch.setattr(m, "sample", lambda *a, **k: ([group], .5))
     monkeypatch.setattr(m, "baseline_groups", lambda *a: ([group], [group]))
     monkeypatch.setattr(m, "select", lambda group, K: group)
-    monkeypatch.setattr(records, "of_step", lambda *_: {})
+    monkeypatch.setattr(records, "of_step", lambda *_, **__: {})
     monkeypatch.setattr(m, "write_sharegpt", lambda *_, **__: None)
     rates = []
     monkeypatch.setattr(training, "set_lr", lambda optimizer, lr: rates.append(lr))

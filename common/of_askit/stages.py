@@ -47,7 +47,7 @@ def check_encoder(cfg, coarse):
         flags.refuse("encoder", cfg.encoder, f"{coarse} was trained from {began_with or 'the tiny one'}")
 
 
-def load(cfg, stage, begins_with, start, cases, Policy):
+def load(cfg, stage, cases, *, begins_with, start=None, Policy):
     """(what a stage trains, what it evaluates); fills in tokens and vectors of the cases. start: its own
     checkpoint, if it is resumed. begins_with: else the stage whose policy it goes on from, or empty. Policy:
     the script's class."""
