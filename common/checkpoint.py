@@ -44,9 +44,7 @@ def save(folder, model, tokenizer, optimizer, state):
         weights = distributed.collect(model.state_dict(keep_vars=True))
         part = f"-{distributed.rank() + 1}-of-{distributed.world()}"
     new = Path(f"{folder}.new")
-    if find(folder) == new:  # a kill between two renames left it: it is the newest
-        distributed.once(_put, new, Path(folder))
-    distributed.once(shutil.rmtree, new, ignore_errors=True)
+    distributed.once(_make_room, new, Path(folder))
     try:
         new.mkdir(parents=True, exist_ok=True)
         file = new / f"optimizer{part}.safetensors"
@@ -76,6 +74,13 @@ def _write(new, model, weights, tokenizer, state):
 def _to_disk(file):
     with open(file, "rb") as f:
         os.fsync(f.fileno())
+
+
+def _make_room(new, folder):
+    """Nothing is at `new` then. What a kill between two renames left there, the newest, is put in place."""
+    if find(folder) == new:
+        _put(new, folder)
+    shutil.rmtree(new, ignore_errors=True)
 
 
 def _put(new, folder):

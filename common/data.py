@@ -175,7 +175,8 @@ def _table(path, file):
         rows = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
     try:
         header = next(rows, [])
-        if len(set(header)) < len(header):
+        named = [name for name in header if name.strip()]  # (spreadsheets leave columns without a name)
+        if len(set(named)) < len(named):
             raise DataError(f"{path}: its header names a column twice ({', '.join(header)}): rename one, or "
                             "delete it")
         for number, cells in enumerate(filter(None, rows), 1):

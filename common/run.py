@@ -138,7 +138,7 @@ class Run:
         for each split of evals. learned: the split that is trained on; --resume refuses another one."""
         self.learner, self.evals, self.script_evaluates = policy, evals, evaluate
         folder = self.folder
-        if "settings" not in explained:
+        if folder in opened and "settings" not in explained:  # (a warm-up's folder is not)
             tell(self.cfg)
         here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}

@@ -760,6 +760,8 @@ def test_a_header_that_names_a_column_twice_is_refused(tmp_path):
     (tmp_path / "q.csv").write_text("question,answer,answer\nWho?,Ann,Bo\n")
     with pytest.raises(data.DataError, match="names a column twice .question, answer, answer.: rename"):
         data.load_questions(str(tmp_path / "q.csv"))
+    (tmp_path / "q.csv").write_text("question,answer,,\nWho?,Ann,,\n")  # columns without a name
+    assert data.load_questions(str(tmp_path / "q.csv"))[0].answers == ["Ann"]
 
 
 @pytest.mark.parametrize("one, other", [

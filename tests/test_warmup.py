@@ -227,6 +227,8 @@ def test_every_script_learns_from_real_questions_first(tmp_path, small, capsys, 
     script.main([*given, "--name", "a"])
     said = "".join(capsys.readouterr())
     assert "3 of 3 questions demonstrated" in said and "rises" not in said
+    assert said.count("Settings that differ") == 1  # of the script, not of its warm-up
+    assert said.index("Settings that differ") > said.index("warm-up | step")
     assert rises == [(1, .5)]
     (folder,) = (tmp_path / "cache/fivehop/warm-up").glob(f"{name}-*[0-9a-f]")
     rows = read_jsonl(folder / "metrics.jsonl")
