@@ -115,9 +115,14 @@ def show(title, rows):
 
 def over_seeds(values, form=".3f"):
     """The mean with Student's interval; of one seed, or of equal ones, without; "" where there is none."""
-    if values.nunique() > 1:
+    if differ(values):
         return signed(seed_interval(values), form)
     return f"{values.iloc[0]:{form}}" if len(values) else ""
+
+
+def differ(values):
+    """Whether seeds have different values: of equal ones nothing is known of their spread."""
+    return len(values) > 1 and np.ptp(values) > 1e-9
 
 
 # ---------------------------------------------------------------- one run
@@ -314,7 +319,7 @@ def difference(scores, others, sets):
             by_question += f" (n {len(gains)})"
     if several:
         by_seed = over_seeds(gains.mean(), "+.3f")
-        if gains.mean().nunique() > 1:  # of equal ones nothing is known of their spread
+        if differ(gains.mean()):
             gain = seed_interval(gains.mean())
         if len(gains.columns) < len(scores.columns):
             by_seed += f" ({len(gains.columns)} seeds)"
