@@ -94,7 +94,7 @@ def test_what_was_said_is_on_file_and_not_asked_for_again(files, monkeypatch):
     model = Model(*answers)
     with pytest.raises(SystemExit, match="1") as stop:
         evaluate(at2po, files, model.url)
-    assert "a run's with --resume" in str(stop.value.code)
+    assert "of a run with --resume" in str(stop.value.code)
     (row,) = read_jsonl(files / "at2po/e/said_q.jsonl")
     assert row["text"] == "<search> Red Hill </search>"
     asked = len(model.requests)
