@@ -567,7 +567,8 @@ def test_what_may_pass_is_asked_again(openai, tmp_path, monkeypatch, broken):
 
 
 def test_a_teacher_that_is_not_there_is_one_error_and_nothing_is_lost(openai, tmp_path):
-    for url, said in (("http://127.0.0.1:9/v1", "refused.*the same command again"), ("nowhere", "no address")):
+    refused = "refused.*the same command again"
+    for url, said in (("http://127.0.0.1:9/v1", refused), ("nowhere", "no address")):
         with pytest.raises(files.RunError, match=f"--teacher.*{said}"):
             synthesize({"tree": tree()}, tmp_path, Teacher(url, "r1"), 2)
     assert synthesize({"tree": tree()}, tmp_path, openai(good_answers).teacher(), 2, kinds=SHORT)
