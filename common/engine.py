@@ -98,8 +98,8 @@ class _Request:
 
 
 class _SlotCache:
-    """Keys and values as (layers, 2, slots, heads, tokens, dim); a forward pass sees `rows`, each row at its
-    own `start`. (transformers' decoder layers call update and get_seq_length.)"""
+    """Keys and values as (layers, 2, slots, heads, tokens, dim). (transformers' layers call update and
+    get_seq_length.)"""
     is_compileable = False
 
     def __init__(self, config, dtype, device):
@@ -126,21 +126,19 @@ class _SlotCache:
         padding = (0, 0, 0, more_tokens - held_tokens, 0, 0, 0, more_slots - held_slots)
         self.kv = torch.nn.functional.pad(self.kv, padding)
 
-    def view(self, rows, start, width, end):
-        """The next forward pass writes `width` tokens from start (n,) on, in the slots `rows`, a slice, of
-        which it sees what is before `end`."""
-        device = start.device
+    def view(self, rows, slot, position, end):
+        """The next forward pass writes its tokens at `position` in `slot`, tensors of the same shape or one
+        that widens to it, and sees what is before `end` in the slots `rows`, a slice."""
         self.rows = rows
+        self.slot = slot
+        self.position = position
         self.end = end
-        slot = torch.arange(rows.start, rows.stop, device=device)
-        self.slot = slot[:, None]                                             # (n, 1)
-        self.position = start[:, None] + torch.arange(width, device=device)   # (n, width)
 
     def update(self, keys, values, layer_idx, *args, **kwargs):
         held_keys = self.kv[layer_idx, 0]
         held_values = self.kv[layer_idx, 1]
         keys = keys.to(held_keys.dtype)  # a norm of fp32 weights gives fp32 keys, whatever came in
-        held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (n, width, heads, dim)
+        held_keys[self.slot, :, self.position] = keys.transpose(1, 2)         # (…, heads, dim)
         held_values[self.slot, :, self.position] = values.transpose(1, 2)
         return held_keys[self.rows, :, :self.end], held_values[self.rows, :, :self.end]
 
@@ -148,7 +146,7 @@ class _SlotCache:
         return 0
 
 
-def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+def attend(query, key, value, mask, scaling):
     """Scaled dot-product attention that reads keys and values where they lie: the query heads that share a
     key head become rows of one query, (n, key heads, group * width, dim). (transformers copies keys and
     values once for every query head.)"""
@@ -156,13 +154,32 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     key_heads = key.shape[1]
     group = heads // key_heads
     query = query.reshape(n, key_heads, group * width, dim)
-    mask = attention_mask.repeat(1, 1, group, 1)
+    mask = mask.repeat(1, 1, group, 1)
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    out = out.reshape(n, heads, width, value.shape[-1])
-    return out.transpose(1, 2).contiguous(), None
+    return out.reshape(n, heads, width, value.shape[-1])
+
+
+def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Rows of equal width: query (n, heads, width, dim), attention_mask (n, 1, width, end)."""
+    return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
+
+
+def packed_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Rows of any width behind one another, query (1, heads, T, dim), each with its own key and value (n, key
+    heads, end, dim). attention_mask (n, 1, 1, 2): how many tokens a row holds, how many are its queries."""
+    rows = attention_mask[:, 0, 0].tolist()
+    out = []
+    for i, part in enumerate(query.split([width for _, width in rows], 2)):
+        held, width = rows[i]
+        mask = torch.ones(1, 1, width, held + width, dtype=torch.bool).tril(held)
+        keys = key[i:i + 1, :, :held + width]
+        values = value[i:i + 1, :, :held + width]
+        out.append(attend(part, keys, values, mask, scaling))
+    return torch.cat(out, 2).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register("grouped", grouped_attention)
+AttentionInterface.register("packed", packed_attention)
 
 
 def prefills(suffixes):
@@ -319,16 +336,12 @@ class TransformersEngine:
         (n, H)."""
         start = [r.length - 1 for r in self.active]
         if self.device.type == "cpu" and len(self.active) <= FEW:
-            most = min(GUESSED, self.max_length - 2 - max(start))  # (shorter rows are padded)
+            most = min(GUESSED, self.max_length - 2 - max(start))
             for r in self.active:
                 r.guess_next(most)
-        width = 1 + max(len(r.guess) for r in self.active)
-        if width == 1:
+        if not any(r.guess for r in self.active):
             return self.decode([r.token_ids[-1] for r in self.active], start)
-        rows = [[r.token_ids[-1], *r.guess] for r in self.active]
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        hidden = self._forward(slice(0, len(rows)), ids, torch.tensor(start), max(start) + width)
-        return torch.cat([hidden[i, :len(row)] for i, row in enumerate(rows)])
+        return torch.cat(self._read(0, [[r.token_ids[-1], *r.guess] for r in self.active], start))
 
     def _drop_cancelled(self):
         self.waiting = [r for r in self.waiting if not r.future.done()]
@@ -366,16 +379,32 @@ class TransformersEngine:
     def _forward(self, rows, ids, start, end):
         """Hidden states (n, width, H) of ids (n, width) that continue the slots `rows`, which hold start (n,)
         tokens each, and afterwards `end` at most."""
-        cache = self.cache
+        slot = torch.arange(rows.start, rows.stop, device=self.device)[:, None]      # (n, 1)
+        position = start[:, None] + torch.arange(ids.shape[1], device=self.device)   # (n, width)
+        column = torch.arange(end, device=self.device)
+        sees = column <= position[:, None, :, None]                                  # (n, 1, width, end)
+        return self._pass("grouped", rows, ids, slot, position, sees, end)
+
+    def _forward_packed(self, row, parts, start):
+        """As _read, without padding: a CPU computes no token for nothing."""
+        widths = [len(part) for part in parts]
+        rows = slice(row, row + len(parts))
+        slot = [i for i, width in enumerate(widths, row) for _ in range(width)]
+        position = [held + k for held, width in zip(start, widths, strict=True) for k in range(width)]
+        ids, slot, position = (torch.tensor([x]) for x in (sum(parts, []), slot, position))  # (1, T)
+        shape = torch.tensor(list(zip(start, widths, strict=True)))[:, None, None]   # (n, 1, 1, 2)
+        end = max(map(sum, zip(start, widths, strict=True)))
+        return self._pass("packed", rows, ids, slot, position, shape, end)[0].split(widths)
+
+    def _pass(self, attention, rows, ids, slot, position, mask, end):
         self._reserve(rows.stop, end)
-        cache.view(rows, start, ids.shape[1], end)
-        column = torch.arange(cache.end, device=self.device)
-        with attending(self.sampler, "grouped"), computing(self.model):
+        self.cache.view(rows, slot, position, end)
+        with attending(self.sampler, attention), computing(self.model):
             return self.sampler.get_decoder()(
                 input_ids=ids,
-                attention_mask=column <= cache.position[:, None, :, None],    # (n, 1, width, end)
-                position_ids=cache.position,
-                past_key_values=cache,
+                attention_mask=mask,
+                position_ids=position,
+                past_key_values=self.cache,
                 use_cache=True,
             ).last_hidden_state
 
@@ -405,11 +434,11 @@ class TransformersEngine:
         common = len(os.path.commonprefix([ids[:-1] for ids in unique]))
         if len(unique) > 1 and common >= SHARED and not any(known for known, _ in found):
             self._reserve(first + 1, common)  # what all begin with, the system message, is read once
-            self._read(first, [next(iter(unique))[:common]], [0])
+            self._read(first, [list(next(iter(unique))[:common])], [0])
             found = [(common, self.cache.kv[:, :, first, :, :common].clone())] * len(unique)
             self.reused_tokens -= common
         start = [known for known, _ in found]
-        suffixes = [ids[known:] for ids, known in zip(unique, start, strict=True)]
+        suffixes = [list(ids[known:]) for ids, known in zip(unique, start, strict=True)]
         slices = prefills(suffixes)
         # padding counts; growing later could drop these rows, which are not active yet
         width = max(max(start[rows]) + max(map(len, suffixes[rows])) for rows in slices)
@@ -419,9 +448,8 @@ class TransformersEngine:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             repeats = len(unique[ids]) - 1
             self.reused_tokens += known + len(ids) * repeats
-        last = torch.cat([
-            self._read(first + rows.start, suffixes[rows], start[rows]) for rows in slices
-        ])                                                                    # (n, H)
+        read = [self._read(first + rows.start, suffixes[rows], start[rows]) for rows in slices]
+        last = torch.stack([hidden[-1] for rows in read for hidden in rows])  # (n, H)
 
         order = [group[0] for group in groups]
         order += [r for group in groups for r in group[1:]]
@@ -433,16 +461,17 @@ class TransformersEngine:
         self.active += order
         return [torch.cat([last, last[copies]])]
 
-    def _read(self, row, suffixes, start):
-        """The last hidden states (n, H) of prompts from their own `start` on, in the slots from `row` on."""
-        width = max(map(len, suffixes))
-        padded = [list(s) + [0] * (width - len(s)) for s in suffixes]
-        ids = torch.tensor(padded, device=self.device)
+    def _read(self, row, parts, start):
+        """[(width, H)] hidden states of parts, lists of ids that continue the slots from `row` on, which hold
+        start tokens each."""
+        if self.device.type == "cpu":
+            return self._forward_packed(row, parts, start)
+        width = max(map(len, parts))
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self.device)
         end = max(start) + width
         start = torch.tensor(start, device=self.device)
-        hidden = self._forward(slice(row, row + len(suffixes)), ids, start, end)
-        at = torch.tensor([len(s) - 1 for s in suffixes])
-        return hidden[torch.arange(len(suffixes)), at]
+        hidden = self._forward(slice(row, row + len(parts)), ids, start, end)
+        return [hidden[i, :len(part)] for i, part in enumerate(parts)]
 
     def _sample(self, requests, hidden):
         """Appends to each request, from the last hidden states (n, H), what is drawn behind its last token,
