@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
 from common import distributed
 from common.checkpoint import ModelError
@@ -178,8 +177,6 @@ def packed_attention(module, query, key, value, attention_mask, scaling=None, **
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register("grouped", grouped_attention)
-AttentionInterface.register("packed", packed_attention)
 
 
 def prefills(suffixes):
@@ -239,6 +236,9 @@ class TransformersEngine:
     sync and gone while training."""
 
     def __init__(self, model, tokenizer, max_batch=MAX_BATCH, cache_gb=4.0):
+        from transformers import AttentionInterface  # (takes seconds, which a wrong flag need not wait for)
+        AttentionInterface.register("grouped", grouped_attention)
+        AttentionInterface.register("packed", packed_attention)
         self.model = model
         self.tokenizer = tokenizer
         self.device = model.device

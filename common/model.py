@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from common import cache, chat, checkpoint, distributed, files, rollout
 from common.checkpoint import ModelError
 from common.rollout import Trajectory, Turn
-from common.tree_blocks import block_attention  # noqa: F401  (transformers knows it as "blocks" from here on)
 from kernels.turn_logprob import take, turn_logprob
 
 # nats per token, on average, by which a forward pass of ours may differ from the model's own in fp32
@@ -109,6 +108,7 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. Untrained weights (of a frozen model, the base below adapters) are held in
         bf16 where the products are."""
+    from common import tree_blocks  # noqa: F401  (transformers knows it as "blocks" from here on)
     name = find_model(name)
     device = device or default_device()
     in_bf16 = precision == "bf16" or precision == "auto" and device != "cpu"

@@ -19,11 +19,11 @@ TASK = "generate question: "  # before what the authors' T5 reads
 
 # ---------------------------------------------------------------- loading
 
-ENCODERS = {
-    "encoder": transformers.AutoModel,
-    "action": transformers.AutoModelForNextSentencePrediction,
-    "submit": transformers.AutoModelForQuestionAnswering,
-    "question": transformers.AutoModelForSeq2SeqLM,
+ENCODERS = {  # {what it is: its class in transformers}
+    "encoder": "AutoModel",
+    "action": "AutoModelForNextSentencePrediction",
+    "submit": "AutoModelForQuestionAnswering",
+    "question": "AutoModelForSeq2SeqLM",
 }
 
 
@@ -37,14 +37,14 @@ def load(source, kind, layers=0):
         return model.eval(), tokenizer
     folder = models.find_model(source)
     few = {"num_hidden_layers": layers} if layers else {}
+    cls = getattr(transformers, ENCODERS[kind])
 
     def of_a_head(key):  # (the question's T5 has none)
         return kind != "question" and ("pooler" in key or kind != "encoder" and not key.startswith("bert."))
 
     try:
         # a folder of another head, or of more layers, has more
-        model = models.load_whole(
-            ENCODERS[kind], folder, of_a_head, lambda key: True, dtype=torch.float32, **few)
+        model = models.load_whole(cls, folder, of_a_head, lambda key: True, dtype=torch.float32, **few)
     except (OSError, ValueError, SafetensorError, KeyError, RuntimeError) as error:
         raise models.load_error(source, error) from error
     model = models.unmapped(model.to(models.default_device()))
