@@ -220,8 +220,10 @@ def write_corpus(folder, out):
             for title, text in found:
                 rows.append({"id": str(len(rows)), "title": title, "text": text, "source": str(name)})
     if not rows:
-        raise RunError(f"{folder}: no such folder, or no passage in its {len(files)} files; "
-                       f"{', '.join(READERS)} are read (of a PDF first make text: pdftotext FILE.pdf)")
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder here")
+        raise RunError(f"{folder}: no passage in its {len(files)} files; {', '.join(READERS)} are read (of a "
+                       "PDF first make text: pdftotext FILE.pdf)")
     write_jsonl(out, rows)
     return len(rows), skipped
 

@@ -98,6 +98,11 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def attend_by_blocks(model):
+    from common import tree_blocks  # noqa: F401  (transformers knows it as "blocks" from here on)
+    model.set_attn_implementation("blocks")
+
+
 def load_model(name, lora=0, device=None, recomputes=False, precision="auto", frozen=False):
     """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights. It
     attends to trees by common/tree_blocks.py, on a GPU by common/gpu/tree_attention.py where its heads are
@@ -108,7 +113,6 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     precision: of the products, fp32 | bf16 | auto = bf16 on a GPU.
     frozen: nothing is trained. Untrained weights (of a frozen model, the base below adapters) are held in
         bf16 where the products are."""
-    from common import tree_blocks  # noqa: F401  (transformers knows it as "blocks" from here on)
     name = find_model(name)
     device = device or default_device()
     in_bf16 = precision == "bf16" or precision == "auto" and device != "cpu"
@@ -144,7 +148,7 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
         flex()
         model.set_attn_implementation("tree")
     elif model.shares_prefixes:
-        model.set_attn_implementation("blocks")
+        attend_by_blocks(model)
     return model.requires_grad_(False) if frozen else model
 
 

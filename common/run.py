@@ -88,7 +88,10 @@ class Run:
         self.stage_name = stage
         self.folder = None
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
-            models.find_model(cfg.checkpoint or cfg.model)  # refuses, before anything large is read
+            try:  # before anything large is read
+                models.find_model(cfg.checkpoint or cfg.model)
+            except UserError as error:
+                raise RunError(f"--{'checkpoint' if cfg.checkpoint else 'model'} {error}") from error
         self.learner, self.evals, self.script_evaluates = None, (), None  # `stage` sets them
         if script and not cfg.ask:
             self.folder = open_folder(cfg, script, stage, free, saves)
@@ -140,9 +143,15 @@ class Run:
         folder = self.folder
         if folder in opened and "settings" not in explained:  # (a warm-up's folder is not)
             tell(self.cfg)
-        here = {"threads": torch.get_num_threads(), "date": chat.today, "machine": machine()}
+        script = Path(flags.started_as(folder.path.parent.name)).name  # (or a copy of it)
+        here = {
+            "script": script,
+            "threads": torch.get_num_threads(),
+            "date": chat.today,
+            "machine": machine(),
+        }
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
-        for key in here:  # sums depend on threads and machine, prompts on the date
+        for key in here:  # a copy may have another method; sums differ by threads, prompts by dates
             if begun[key] != here[key]:
                 warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
         planned = folder.saved.get("steps")

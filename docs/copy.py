@@ -188,7 +188,8 @@ def main(argv=None):
     for name, text in texts.items():
         file = given.folder / name
         if file.exists() and file.read_text(encoding="utf-8") != text:
-            sys.exit(f"error: {file} is there, and is another file: nothing was written")
+            sys.exit(f"error: {file} is there, and is another file: nothing was written. Name another "
+                     "folder, or move that file away")
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (given.folder / name).write_text(text, encoding="utf-8")

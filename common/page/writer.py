@@ -25,7 +25,8 @@ SCRIPTS = ("trajectories.js", "question.js", "tree.js", "curves.js")
 WORDS = ("Questions are asked in words that no passage has (mum for mother): nothing but a name can be "
          "copied. Headlines say them plainly.")
 OF_INTERVALS = ("eval/em_low", "eval/em_high")
-OF_THE_PROCESS = ("run_id", "inputs", "threads", "machine", "date", "changed")  # of config.json: no settings
+# of config.json: no settings
+OF_THE_PROCESS = ("run_id", "inputs", "script", "threads", "machine", "date", "changed")
 
 
 def draw(folder, title):

@@ -17,4 +17,5 @@ gradient = torch.autograd.grad(loss, new)[0][0]
 assert torch.allclose(gradient, torch.tensor([0, 0, 0, .4])), gradient
 even = torch.tensor([[.1, .1, 0, .2]])
 assert abs(update_spread(even, mask, turns).item() - 1) < 1e-6
-print(f"loss {loss.item():.4f}, gradient {gradient.tolist()}")
+print(f"loss {loss.item():.4f}; turn 0 is clipped and moves nothing, turn 1's token has gradient "
+      f"{gradient[3].item():.1f} and becomes less likely")
