@@ -25,7 +25,8 @@ __all__ = ["think_weights", "turn_logprob", "weighted_cross_entropy"]
 @functools.cache
 def _theirs():
     """Hugging Face's package; None where it is not installed."""
-    behind = [str(Path(folder).parent) for folder in __path__[1:]]
+    others = [Path(folder) for folder in __path__[1:]]  # another checkout of ours may be among them
+    behind = [str(folder.parent) for folder in others if not (folder / "turn_logprob.py").exists()]
     spec = PathFinder.find_spec(__name__, behind)
     if spec is None or spec.loader is None:
         return None

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -243,6 +244,14 @@ def test_without_the_other_package_a_name_of_theirs_is_none_of_ours():
     import kernels
     with pytest.raises(AttributeError, match="no attribute 'get_kernel'"):
         _ = kernels.get_kernel
+
+
+def test_another_checkout_on_the_path_is_not_taken_for_the_other_package(tmp_path):
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels")
+    code = "import kernels; assert len(kernels.__path__) == 2; print(hasattr(kernels, 'get_kernel'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert done.stdout == "False\n", done.stderr[-500:]
 
 
 @pytest.mark.parametrize("program, word", [("askit.py", b"--stage"), ("-m common.serve", b"search")])
