@@ -4,8 +4,8 @@ SIGTERM at any moment, flags and their help."""
 import dataclasses
 import os
 import re
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import time
