@@ -11,7 +11,7 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch.nn.utils.rnn import pad_sequence
 
-from common import cache, chat, checkpoint, distributed, files, rollout
+from common import cache, chat, checkpoint, distributed, files, rollout, tree_blocks
 from common.checkpoint import ModelError
 from common.rollout import Trajectory, Turn
 from kernels.turn_logprob import take, turn_logprob
@@ -98,11 +98,6 @@ def default_device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def attend_by_blocks(model):
-    from common import tree_blocks  # noqa: F401  (transformers knows it as "blocks" from here on)
-    model.set_attn_implementation("blocks")
-
-
 def load_model(name, lora=0, device=None, recomputes=False, precision="auto", frozen=False):
     """Policy of a folder (also of LoRA adapters, which keep their rank) or hub id, in fp32 master weights. It
     attends to trees by common/tree_blocks.py, on a GPU by common/gpu/tree_attention.py where its heads are
@@ -148,7 +143,7 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
         flex()
         model.set_attn_implementation("tree")
     elif model.shares_prefixes:
-        attend_by_blocks(model)
+        tree_blocks.attach(model)
     return model.requires_grad_(False) if frozen else model
 
 

@@ -11,9 +11,6 @@ import functools
 from typing import NamedTuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from kernels.turn_logprob import matmul_of_bf16
 
@@ -122,6 +119,7 @@ class _Blocks(torch.autograd.Function):
 def block_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
     """query (P, heads, N, dim), key and value (P, key heads, N, dim) -> (P, N, heads, dim)."""
     if attention_mask is None or attention_mask.dtype != torch.long:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     P, heads, N, dim = query.shape
     # a norm of fp32 weights gives fp32; blocks are taken from what lies in its order
@@ -132,5 +130,10 @@ def block_attention(module, query, key, value, attention_mask, scaling=None, **k
     return out.view(P, heads, N, dim).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register("blocks", block_attention)
-AttentionMaskInterface.register("blocks", sdpa_mask)
+def attach(model):
+    """The model attends by blocks from here on."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # (seconds: not for a wrong flag)
+    from transformers.masking_utils import sdpa_mask
+    AttentionInterface.register("blocks", block_attention)
+    AttentionMaskInterface.register("blocks", sdpa_mask)
+    model.set_attn_implementation("blocks")

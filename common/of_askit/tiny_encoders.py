@@ -6,7 +6,6 @@ import transformers
 from tokenizers import processors
 
 from common import world
-from common.of_askit.encoders import ENCODERS
 from common.world.tiny import START, word_level
 
 
@@ -37,7 +36,11 @@ def directions(count, width):
     return torch.linalg.qr(torch.randn(width, count)).Q.T
 
 
-SEEDS = {"encoder": 1, "action": 2, "submit": 3}
+KINDS = {  # {what it is: (its class in transformers, its seed)}
+    "encoder": ("AutoModel", 1),
+    "action": ("AutoModelForNextSentencePrediction", 2),
+    "submit": ("AutoModelForQuestionAnswering", 3),
+}
 
 
 def tiny_bert(kind):
@@ -45,6 +48,7 @@ def tiny_bert(kind):
     takes, and is free to change it: the encoder is a bag of words (its layers add nothing yet); in the
     scorers one head looks for a token's own word on the other side and says whether it stands there."""
     width = 64
+    auto_class, seed = KINDS[kind]
     tokenizer = tiny_tokenizer()
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
@@ -56,8 +60,8 @@ def tiny_bert(kind):
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(SEEDS[kind])
-        model = getattr(transformers, ENCODERS[kind]).from_config(config)
+        torch.manual_seed(seed)
+        model = getattr(transformers, auto_class).from_config(config)
         bert = getattr(model, "bert", model)
         bert.embeddings.word_embeddings.weight.normal_(0, 1)
         bert.embeddings.position_embeddings.weight.mul_(0.1 / 0.02 * 0.2)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from common import cache, distributed, retriever, rollout, training, world
+from common import cache, distributed, retriever, rollout, training, tree_blocks, world
 from common.files import say
-from common.model import attend_by_blocks, token_logprobs
+from common.model import token_logprobs
 from common.world import demonstrations, hard
 
 # Part of every policy's recipe. Change it when the world, the demonstrations, the rendering, the model or the
@@ -180,7 +180,7 @@ def tiny_model(tokenizer, width=128, seed=0):
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-        attend_by_blocks(model)
+        tree_blocks.attach(model)
         one, two = (layer.self_attn for layer in model.model.layers)
         for norm in (one.q_norm, one.k_norm, two.q_norm, two.k_norm):
             norm.weight.fill_(1.5)                                    # sharp from the start
