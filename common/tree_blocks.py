@@ -115,7 +115,6 @@ class _Blocks(torch.autograd.Function):
         return dquery, dkey.to(key.dtype), dvalue.to(value.dtype), None, None
 
 
-@torch.compiler.disable
 def block_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
     """query (P, heads, N, dim), key and value (P, key heads, N, dim) -> (P, N, heads, dim)."""
     if attention_mask is None or attention_mask.dtype != torch.long:
@@ -134,6 +133,6 @@ def attach(model):
     """The model attends by blocks from here on."""
     from transformers import AttentionInterface, AttentionMaskInterface  # (seconds: not for a wrong flag)
     from transformers.masking_utils import sdpa_mask
-    AttentionInterface.register("blocks", block_attention)
+    AttentionInterface.register("blocks", torch.compiler.disable(block_attention))
     AttentionMaskInterface.register("blocks", sdpa_mask)
     model.set_attn_implementation("blocks")
