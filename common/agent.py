@@ -21,9 +21,8 @@ def after_warm_up(cfg, learn_first, runs=()):
     too; their config.json keeps the flags as given."""
     if not cfg.warmup_data:
         return cfg
-    start = cfg.checkpoint or cfg.model
-    models.find_model(start)  # refuses what is no model
-    folder = learn_first(replace(cfg, ask="", collect=""), start)
+    models.find_start(cfg)  # refuses what is no model
+    folder = learn_first(replace(cfg, ask="", collect=""), cfg.checkpoint or cfg.model)
     for run in runs:
         run.cfg = replace(run.cfg, checkpoint=str(folder))
     return replace(cfg, checkpoint=str(folder))

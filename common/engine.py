@@ -85,7 +85,7 @@ class _Request:
     def length(self):
         return len(self.prompt_ids) + len(self.token_ids)
 
-    def guess_next(self, most):
+    def guess_next(self):
         """Sets `guess`: what followed the last time that the last three tokens stood there."""
         ids = self.prompt_ids + self.token_ids
         for place in range(self.listed, len(ids)):
@@ -93,7 +93,7 @@ class _Request:
         self.listed = max(3, len(ids))
         begin = self.seen.get(tuple(ids[-3:]))
         room = self.max_tokens - len(self.token_ids) - 1
-        self.guess = ids[begin:begin + min(most, room)] if begin else []
+        self.guess = ids[begin:begin + min(GUESSED, room)] if begin else []
 
 
 class _SlotCache:
@@ -175,8 +175,6 @@ def packed_attention(module, query, key, value, attention_mask, scaling=None, **
         values = value[i:i + 1, :, :held + width]
         out.append(attend(part, keys, values, mask, scaling))
     return torch.cat(out, 2).transpose(1, 2).contiguous(), None
-
-
 
 
 def prefills(suffixes):
@@ -336,9 +334,8 @@ class TransformersEngine:
         (n, H)."""
         start = [r.length - 1 for r in self.active]
         if self.device.type == "cpu" and len(self.active) <= FEW:
-            most = min(GUESSED, self.max_length - 2 - max(start))
             for r in self.active:
-                r.guess_next(most)
+                r.guess_next()
         if not any(r.guess for r in self.active):
             return self.decode([r.token_ids[-1] for r in self.active], start)
         return torch.cat(self._read(0, [[r.token_ids[-1], *r.guess] for r in self.active], start))
@@ -448,8 +445,10 @@ class TransformersEngine:
                 self.cache.kv[:, :, row, :, :known] = kv[:, :, :, :known]
             repeats = len(unique[ids]) - 1
             self.reused_tokens += known + len(ids) * repeats
-        read = [self._read(first + rows.start, suffixes[rows], start[rows]) for rows in slices]
-        last = torch.stack([hidden[-1] for rows in read for hidden in rows])  # (n, H)
+        last = torch.cat([
+            torch.stack([hidden[-1] for hidden in self._read(first + s.start, suffixes[s], start[s])])
+            for s in slices
+        ])                                                                    # (n, H)
 
         order = [group[0] for group in groups]
         order += [r for group in groups for r in group[1:]]

@@ -22,6 +22,14 @@ SAME = 1e-4
 
 # ---------------------------------------------------------------- loading
 
+def find_start(cfg):
+    """find_model of --checkpoint or --model, whose flag an error names."""
+    try:
+        return find_model(cfg.checkpoint or cfg.model)
+    except files.UserError as error:
+        raise ModelError(f"--{'checkpoint' if cfg.checkpoint else 'model'} {error}") from error
+
+
 def find_model(name):
     """Folder or hub id that `from_pretrained` can be given. A run folder is refused."""
     name = checkpoint.find(name) or name
@@ -139,11 +147,11 @@ def load_model(name, lora=0, device=None, recomputes=False, precision="auto", fr
     model.in_bf16 = in_bf16
     model = unmapped(model.to(device))
     model.shares_prefixes = attends_to_all(model.config)
-    if device != "cpu" and model.shares_prefixes and head_dim(model.config) >= 16:  # FlexAttention's smallest
-        flex()
-        model.set_attn_implementation("tree")
-    elif model.shares_prefixes:
-        tree_blocks.attach(model)
+    if model.shares_prefixes:
+        tree_blocks.attach(model)  # (on a GPU for check_training_pass alone)
+        if device != "cpu" and head_dim(model.config) >= 16:  # FlexAttention's smallest
+            flex()
+            model.set_attn_implementation("tree")
     return model.requires_grad_(False) if frozen else model
 
 

@@ -88,10 +88,7 @@ class Run:
         self.stage_name = stage
         self.folder = None
         if script and isinstance(cfg, PolicyFlags) and (cfg.checkpoint or cfg.model):
-            try:  # before anything large is read
-                models.find_model(cfg.checkpoint or cfg.model)
-            except UserError as error:
-                raise RunError(f"--{'checkpoint' if cfg.checkpoint else 'model'} {error}") from error
+            models.find_start(cfg)  # refuses, before anything large is read
         self.learner, self.evals, self.script_evaluates = None, (), None  # `stage` sets them
         if script and not cfg.ask:
             self.folder = open_folder(cfg, script, stage, free, saves)
@@ -143,17 +140,16 @@ class Run:
         folder = self.folder
         if folder in opened and "settings" not in explained:  # (a warm-up's folder is not)
             tell(self.cfg)
-        script = Path(flags.started_as(folder.path.parent.name)).name  # (or a copy of it)
         here = {
-            "script": script,
+            "program": Path(flags.started_as(folder.path.parent.name)).name,
             "threads": torch.get_num_threads(),
             "date": chat.today,
             "machine": machine(),
         }
         begun = {key: folder.saved.get(key, now) for key, now in here.items()}
-        for key in here:  # a copy may have another method; sums differ by threads, prompts by dates
+        for key in here:  # a copy may have another method; threads sum otherwise, prompts name the date
             if begun[key] != here[key]:
-                warn(f"{folder.path} was begun with {key} {begun[key]}: it will not go on bit for bit")
+                warn(f"{folder.path} was begun with {key} {begun[key]}: it may not go on bit for bit")
         planned = folder.saved.get("steps")
         if folder.config.get("lr_warmup") and planned not in (None, folder.config["steps"]):
             warn(f"{folder.path} was begun with steps {planned}: the learning rate rose over a share of them")

@@ -25,7 +25,8 @@ KEPT = (
     "precision", "recall", "percentile", "sentences", "end", "first_wrong", "sub-questions", "repeats",
     "d_TA", "d_TQ")
 TEXTS = ("question", "gold", "answer", "sub-questions")
-NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "inputs", "threads", "machine", "date", "changed")
+NO_FLAGS = ("name", "out", "resume", "ask", "run_id", "inputs", "program", "threads", "machine", "date",
+            "changed")
 NO_CURVES = ("guard/", "time/elapsed", "time/left", "time/threads", "time/step", "time/old_logprobs", "mem/")
 
 

@@ -5,6 +5,8 @@ import asyncio
 import copy
 import functools
 import json
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -15,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 import at2po
-from common import chat, data, model, rollout, run, training
+from common import chat, data, model, rollout, run, training, tree_blocks
 from common.checkpoint import ModelError
 from common.engine import Generation, TransformersEngine
 from common.gpu.vllm_engine import own_parameters, policy_weights
 from common.rollout import Trajectory, Turn
 from common.world.tiny import tiny_tokenizer
+from tests.conftest import ROOT
 
 SMALL = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -231,9 +234,19 @@ def no_branches(attend):
 @pytest.mark.parametrize("wrong", [other_scale, no_branches])
 def test_a_pass_that_attends_otherwise_is_refused_in_any_precision(wrong, how, tmp_path, monkeypatch):
     attention = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
-    monkeypatch.setitem(attention, "blocks", wrong(attention["blocks"]))
+    monkeypatch.setitem(attention, "blocks", wrong(tree_blocks.block_attention))
     with pytest.raises(ModelError, match="training gives its tokens other log-probs"):
         policy_of(saved(tmp_path, "qwen2"), trains=True, **how)
+
+
+def test_what_a_gpu_loads_first_is_compared_too(tmp_path):
+    """A device of another name takes a GPU's branch, in a process that has attached nothing yet."""
+    folder = saved(tmp_path, "qwen2", head_dim=16)
+    code = ("import torch; from common import model; "
+            f"found, _ = model.load_policy({folder!r}, device=torch.device('cpu'), precision='fp32'); "
+            "print(found.config._attn_implementation)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "tree\n", done.stderr[-500:]
 
 
 # ---- layers without full attention

@@ -26,7 +26,7 @@ WORDS = ("Questions are asked in words that no passage has (mum for mother): not
          "copied. Headlines say them plainly.")
 OF_INTERVALS = ("eval/em_low", "eval/em_high")
 # of config.json: no settings
-OF_THE_PROCESS = ("run_id", "inputs", "script", "threads", "machine", "date", "changed")
+OF_THE_PROCESS = ("run_id", "inputs", "program", "threads", "machine", "date", "changed")
 
 
 def draw(folder, title):

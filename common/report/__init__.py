@@ -181,7 +181,7 @@ def read_methods(title, methods):
 
 # of config.json, what the seeds of a method may have each for itself
 OF_A_SEED = {"seed", "name", "out", "resume", "log", "save_every", "eval_every", "changed", "threads", "date",
-             "machine", "script", "inputs", "cache_gb", "micro_tokens", "checkpoint", "before", "collect"}
+             "machine", "program", "inputs", "cache_gb", "micro_tokens", "checkpoint", "before", "collect"}
 
 
 def warn_of_other_settings(label, folders, of_a_stage=()):
