@@ -385,13 +385,14 @@ class TransformersEngine:
     def _forward_packed(self, row, parts, start):
         """As _read, without padding: a CPU computes no token for nothing."""
         widths = [len(part) for part in parts]
-        rows = slice(row, row + len(parts))
-        slot = [i for i, width in enumerate(widths, row) for _ in range(width)]
-        position = [held + k for held, width in zip(start, widths, strict=True) for k in range(width)]
-        ids, slot, position = (torch.tensor([x]) for x in (sum(parts, []), slot, position))  # (1, T)
-        shape = torch.tensor(list(zip(start, widths, strict=True)))[:, None, None]   # (n, 1, 1, 2)
-        end = max(map(sum, zip(start, widths, strict=True)))
-        return self._pass("packed", rows, ids, slot, position, shape, end)[0].split(widths)
+        rows = list(zip(start, widths, strict=True))                          # [(held, width)]
+        ids = torch.tensor([sum(parts, [])])                                  # (1, T), as the next two
+        slot = torch.tensor([[i for i, width in enumerate(widths, row) for _ in range(width)]])
+        position = torch.tensor([[held + k for held, width in rows for k in range(width)]])
+        mask = torch.tensor(rows)[:, None, None]                              # (n, 1, 1, 2)
+        end = max(held + width for held, width in rows)
+        slots = slice(row, row + len(rows))
+        return self._pass("packed", slots, ids, slot, position, mask, end)[0].split(widths)
 
     def _pass(self, attention, rows, ids, slot, position, mask, end):
         self._reserve(rows.stop, end)
