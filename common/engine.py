@@ -382,18 +382,6 @@ class TransformersEngine:
         sees = column <= position[:, None, :, None]                                  # (n, 1, width, end)
         return self._pass("grouped", rows, ids, slot, position, sees, end)
 
-    def _forward_packed(self, row, parts, start):
-        """As _read, without padding: a CPU computes no token for nothing."""
-        widths = [len(part) for part in parts]
-        rows = list(zip(start, widths, strict=True))                          # [(held, width)]
-        ids = torch.tensor([sum(parts, [])])                                  # (1, T), as the next two
-        slot = torch.tensor([[i for i, width in enumerate(widths, row) for _ in range(width)]])
-        position = torch.tensor([[held + k for held, width in rows for k in range(width)]])
-        mask = torch.tensor(rows)[:, None, None]                              # (n, 1, 1, 2)
-        end = max(held + width for held, width in rows)
-        slots = slice(row, row + len(rows))
-        return self._pass("packed", slots, ids, slot, position, mask, end)[0].split(widths)
-
     def _pass(self, attention, rows, ids, slot, position, mask, end):
         self._reserve(rows.stop, end)
         self.cache.view(rows, slot, position, end)
@@ -464,8 +452,23 @@ class TransformersEngine:
     def _read(self, row, parts, start):
         """[(width, H)] hidden states of parts, lists of ids that continue the slots from `row` on, which hold
         start tokens each."""
-        if self.device.type == "cpu":
-            return self._forward_packed(row, parts, start)
+        read = self._packed if self.device.type == "cpu" else self._padded
+        return read(row, parts, start)
+
+    def _packed(self, row, parts, start):
+        """A CPU computes no token for nothing: rows lie behind one another."""
+        widths = [len(part) for part in parts]
+        rows = list(zip(start, widths, strict=True))                          # [(held, width)]
+        ids = torch.tensor([sum(parts, [])])                                  # (1, T), as the next two
+        slot = torch.tensor([[i for i, width in enumerate(widths, row) for _ in range(width)]])
+        position = torch.tensor([[held + k for held, width in rows for k in range(width)]])
+        mask = torch.tensor(rows)[:, None, None]                              # (n, 1, 1, 2)
+        end = max(held + width for held, width in rows)
+        slots = slice(row, row + len(rows))
+        return self._pass("packed", slots, ids, slot, position, mask, end)[0].split(widths)
+
+    def _padded(self, row, parts, start):
+        """A GPU computes rows of one width at once."""
         width = max(map(len, parts))
         ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=self.device)
         end = max(start) + width

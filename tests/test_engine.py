@@ -70,6 +70,15 @@ def test_logprobs_equal_a_plain_forward(Engine, wide):
         assert drift(model, requests, results, temperature) < 2e-5
 
 
+def test_the_padded_pass_of_a_gpu_gives_the_same_numbers(wide, monkeypatch):
+    monkeypatch.setattr(TransformersEngine, "_packed", TransformersEngine._padded)
+    results, engine = generate(wide, REQUESTS, max_batch=7)
+    assert drift(wide[0], REQUESTS, results) < 2e-5
+    continued = [(r[0] + g.token_ids + [6, 7, 8], r[1]) for r, g in zip(REQUESTS, results, strict=True)]
+    results, _ = generate(wide, continued, engine=engine)
+    assert engine.reused_tokens and drift(wide[0], continued, results) < 2e-5
+
+
 def drift(model, requests, results, temperature=1.0):
     """Largest difference of log-probs to those of a plain forward pass, nats."""
     largest = 0.0
