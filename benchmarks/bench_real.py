@@ -53,9 +53,9 @@ def waves_of(trajectories):
     return waves
 
 
-def of_generate(folder, waves):
+def of_generate(folder, waves, dtype):
     import transformers
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
     def wave(rows):
         width = max(len(ids) for ids, _ in rows)
@@ -67,13 +67,13 @@ def of_generate(folder, waves):
     return wave
 
 
-def of_vllm(folder, waves):
+def of_vllm(folder, waves, dtype):
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2",
                    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING"}
     sys.modules.pop("llvmlite.binding.ffi", None)  # vLLM looks into every module, and fails at this one
     from vllm import LLM, SamplingParams
     longest = max(len(ids) + n for rows in waves for ids, n in rows)
-    llm = LLM(folder, enforce_eager=True, max_num_seqs=64, enable_prefix_caching=True,
+    llm = LLM(folder, dtype=dtype, enforce_eager=True, max_num_seqs=64, enable_prefix_caching=True,
               max_model_len=longest + 8)
 
     def wave(rows):
@@ -82,7 +82,7 @@ def of_vllm(folder, waves):
     return wave
 
 
-def of_llama_cpp(folder, waves):
+def of_llama_cpp(folder, waves, dtype):
     from llama_cpp import Llama
     llm = Llama(os.environ["GGUF"], n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
 
@@ -211,9 +211,10 @@ def main(argv=None):
     waves = waves_of(trajectories)
     with tempfile.TemporaryDirectory() as folder:
         source = str(models.folded(cfg.checkpoint or cfg.model, f"{folder}/folded"))
+        dtype = "bfloat16" if cfg.precision == "bf16" else "float32"
         for name, peer in PEERS.items():
             if importlib.util.find_spec(name) and (name != "llama_cpp" or "GGUF" in os.environ):
-                wave = peer(source, waves)
+                wave = peer(source, waves, dtype)
                 began = timed_by()
                 for rows in waves:
                     wave(rows)
