@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import uvicorn
 
-from common import data, http_client, retriever
+from common import data, retriever
 from common.passages import RetrieverError
 from common.retriever import BM25Retriever, make_retriever
+from common.serve import search_client
 from common.serve import server as served
 from common.serve.search_client import MAX_QUERY, HTTPRetriever
 from common.serve.server import search_app
@@ -413,9 +414,9 @@ def test_a_server_leaves_bad_lines_of_its_corpus_out_where_it_is_told(tmp_path, 
 @pytest.fixture
 def scripted(json_server):
     """scripted(answer) -> HTTPRetriever of a server that answers the first request well and then as told."""
-    def start(answer, **options):
+    def start(answer):
         server = json_server(lambda request: (200, b'{"result": [[]]}'))
-        client = HTTPRetriever(server.url, **options)
+        client = HTTPRetriever(server.url)
         server.reply = answer
         return client
 
@@ -460,7 +461,7 @@ def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripte
 
     monkeypatch.setattr(client.cancelled, "wait", wait)
     # not time.monotonic itself: the loop of a server beside this would sleep as long as the machine has run
-    monkeypatch.setattr(http_client, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(search_client, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     with pytest.raises(RetrieverError, match=r"after 13 tries \(HTTP 503\)"):
         client.search(["q"], 1)
     assert waits[:6] == [0.5, 1, 2, 4, 8, 15] and max(waits) == 15 and sum(waits) >= 120
@@ -469,8 +470,10 @@ def test_waits_double_add_up_to_two_minutes_and_are_announced_every_15_s(scripte
     assert all("does not answer (HTTP 503); trying again" in line for line in said)
 
 
-def test_timeout_and_retries_are_options(scripted):
-    client = scripted(lambda request: time.sleep(9), timeout=1, retries=0)
+def test_an_answer_is_not_waited_for_for_ever(scripted, monkeypatch):
+    monkeypatch.setattr(search_client, "TIMEOUT", 1)
+    monkeypatch.setattr(search_client, "RETRIES", 0)
+    client = scripted(lambda request: time.sleep(9))
     with pytest.raises(RetrieverError, match=r"after 1 tries \(ReadTimeout"):
         client.search(["q"], 1)
 
