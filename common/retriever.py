@@ -63,13 +63,9 @@ def folded(text):
 def best(scores, k):
     """Indices of the k largest of (n,) scores, the larger first, ties in order; without sorting them all."""
     k = min(k, len(scores))
-    if k < 1:
-        return np.empty(0, dtype=int)
     limit = np.partition(scores, -k)[-k]
-    above = np.flatnonzero(scores > limit)
-    level = np.flatnonzero(scores == limit)[:k - len(above)]
-    found = np.concatenate([above, level])
-    return found[np.lexsort((found, -scores[found]))]
+    found = np.flatnonzero(scores >= limit)
+    return found[np.argsort(-scores[found], kind="stable")][:k]
 
 
 NO_WORDS = "the corpus has no words to index: are its texts empty?"

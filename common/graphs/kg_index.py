@@ -16,14 +16,6 @@ from common.vectors.sentences import encode, load_encoder, prefixes
 BLOCK = 1_000_000  # scores in memory at a time, for each core
 
 
-def kept_vectors(path, make):
-    """(n, d) vectors mapped into memory from a file, which is made once of make()'s."""
-    def write(part):
-        with part.open("wb") as file:
-            np.save(file, make(), allow_pickle=False)
-    return np.load(cache.made_once(path, write), mmap_mode="c", allow_pickle=False)
-
-
 class Index:
     def __init__(self, names, encoder=""):
         self.names = names
@@ -37,8 +29,12 @@ class Index:
         self.model = load_encoder(encoder)
         _, self.prefix = prefixes(encoder, self.model)  # names among names: both sides as passages
         name = cache.key([encoder, cache.digest(encoder), self.prefix, *names])
-        path = cache.folder() / f"entities-{name}.npy"
-        self.vectors = kept_vectors(path, lambda: self._encode(names))  # (n, d), of length 1
+        path = cache.made_once(cache.folder() / f"entities-{name}.npy", self._write)
+        self.vectors = np.load(path, mmap_mode="c", allow_pickle=False)  # (n, d), of length 1
+
+    def _write(self, part):
+        with part.open("wb") as file:
+            np.save(file, self._encode(self.names), allow_pickle=False)
 
     def _encode(self, texts):
         texts = [text.encode("utf-8", "replace").decode() for text in texts]  # (half a character is no text)
