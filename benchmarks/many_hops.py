@@ -9,10 +9,9 @@ so they keep their gold evidence. A question stands once, by its words, and none
 dev.jsonl is in an order of hashes, so that --eval-limit takes a fixed sample of all sets.
 """
 
-import argparse
 from pathlib import Path
 
-from benchmarks.one_hop import write
+from benchmarks.one_hop import parser_of, write
 from common import data
 from common.files import write_jsonl
 from common.metrics import normalize_answer
@@ -50,11 +49,7 @@ def make(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--train", required=True, metavar="FILES")
-    parser.add_argument("--dev", required=True, metavar="FILES")
-    write(make, parser.parse_args(argv))
+    write(make, parser_of(__doc__).parse_args(argv))
 
 
 if __name__ == "__main__":

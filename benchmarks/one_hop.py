@@ -54,11 +54,16 @@ def one_hop(questions):
     return rows
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parser_of(about):
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", required=True, metavar="FILES")
     parser.add_argument("--dev", required=True, metavar="FILES")
+    return parser
+
+
+def main(argv=None):
+    parser = parser_of(__doc__)
     parser.add_argument("--more", default="", metavar="FILES", help="files whose contexts alone are used")
     write(make, parser.parse_args(argv))
 
@@ -86,10 +91,9 @@ def make(args):
         if key not in dev and row["paragraphs"][0]["title"] not in scored:
             train[key] = row
     corpus = data.pool_contexts(read["train"] + read["dev"] + read["more"])
-    args.folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(args.folder / "train.jsonl", list(train.values()))
-    write_jsonl(args.folder / "dev.jsonl", list(dev.values()))
-    write_jsonl(args.folder / "corpus.jsonl", corpus)
+    args.folder.mkdir(parents=True)
+    for name, part in (("train", train.values()), ("dev", dev.values()), ("corpus", corpus)):
+        write_jsonl(args.folder / f"{name}.jsonl", part)
     print(f"{args.folder}: {len(train)} questions to train on, {len(dev)} to score, {len(corpus)} passages")
 
 

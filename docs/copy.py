@@ -136,8 +136,8 @@ def text_of(about, imports, sources):
     here = r"\b(training|chat|rollout|tool_search)\.(?=[a-z_A-Z]+)(?!py)"  # which is in this file now
     text = re.sub(here, "", text)
     text = without_unknown_annotations(text)
-    missing = names_without_meaning(text)
-    assert not missing, f"{about}: nothing says what {missing} is"
+    stored, loaded = names_of(text)
+    assert loaded <= stored, f"{about}: nothing says what {loaded - stored} is"
     return text
 
 
@@ -153,12 +153,6 @@ def without_unknown_annotations(text):
                 row = quoted.lineno - 1
                 lines[row] = lines[row][:quoted.col_offset] + "object" + lines[row][quoted.end_col_offset:]
     return "\n".join(lines)
-
-
-def names_without_meaning(source):
-    """Names that a module reads and never sets."""
-    stored, loaded = names_of(source)
-    return loaded - stored
 
 
 def names_of(source):

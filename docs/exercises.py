@@ -23,17 +23,13 @@ def _grown(rng, depth=0):
     return node
 
 
-def _best_leaf(node):
-    return max(leaf.value for leaf in node.leaves())
-
-
 def best_continuation(value):
     """Exercise 1. value(node) is the answer."""
     rng = random.Random(0)
     for _ in range(20):
         tree = _grown(rng)
         for node in tree.nodes():
-            found, wanted = value(node), _best_leaf(node)
+            found, wanted = value(node), max(leaf.value for leaf in node.leaves())
             if not math.isclose(found, wanted, abs_tol=1e-6):
                 return (f"not yet: the best that came after a turn is worth {wanted:+.2f}, "
                         f"and your value of the turn is {found:+.2f}")

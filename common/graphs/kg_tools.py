@@ -1,6 +1,6 @@
 """The two tools of knowledge graphs, asked for many calls at once.
 
-    tools = make_tools("cs=FILE,legal=FOLDER", encoder)
+    tools = LocalTools(kg_files.load_graphs("cs=FILE,legal=FOLDER", encoder))
     tools.search([Call("node_info", "Pays de Caux", "agriculture", question)], k=5)  ->  [text]
 
 Every call has a text, also one for a name or a graph that there is not (kg.py). serve/server.py offers them
@@ -10,7 +10,6 @@ over HTTP, in the form of the authors' server, to agents other than these.
 from dataclasses import dataclass
 
 from common import kg
-from common.graphs import kg_files
 
 TOOLS = ENTITY_MATCHER, NODE_INFO = "entity_matcher", "node_info"
 MATCHES = 5       # entities that entity_matcher shows
@@ -72,7 +71,3 @@ class LocalTools:
                 text = kg.render_node(graph.node_info(node), call.question, self.max_edges, self.max_words)
             texts.append(text)
         return texts
-
-
-def make_tools(spec, encoder="", max_edges=kg.MAX_EDGES):
-    return LocalTools(kg_files.load_graphs(spec, encoder), max_edges)

@@ -20,8 +20,8 @@ from pathlib import Path
 from common import data, splits
 from common.files import read_json, say, write_json
 from common.formats import fingerprint, read_field, text_of, texts_of, whole
-from common.graphs.kg_files import GRAPH_NAME
-from common.graphs.kg_tools import LocalTools, make_tools
+from common.graphs.kg_files import GRAPH_NAME, load_graphs
+from common.graphs.kg_tools import LocalTools
 from common.of_omne.plumbing import folder_of
 from common.rollout import stable_seed
 
@@ -104,8 +104,10 @@ def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
 
 def load_tools(cfg):
     if cfg.data == "world":
-        return LocalTools(graphs_of_world(cfg, "test"), cfg.max_edges)
-    return make_tools(cfg.graph, cfg.graph_encoder, cfg.max_edges)
+        graphs = graphs_of_world(cfg, "test")
+    else:
+        graphs = load_graphs(cfg.graph, cfg.graph_encoder)
+    return LocalTools(graphs, cfg.max_edges)
 
 
 def asked(cfg):
