@@ -8,7 +8,6 @@ import json
 import re
 import sys
 import types
-import unicodedata
 
 import pyarrow.parquet
 import pytest
@@ -59,14 +58,6 @@ def test_real_files(name, n, hops, context):
     assert name != "musique/dev.jsonl" or any(len(q.answers) > 1 for q in questions)
     if name == "2wikimultihopqa/dev.json":
         assert {"comparison", "compositional"} <= {q.type for q in questions}
-
-
-def test_one_gold_answer_of_nq_is_a_bracket_which_training_leaves_out_and_evaluation_keeps(capsys):
-    path = sample("nq/nq_open_dev.jsonl")
-    for role, n, word in (("train", 499, "left out"), ("evaluation", 500, "kept")):
-        assert len(data.load_questions(path, role=role)) == n
-        said = capsys.readouterr().err
-        assert f"{word}: 1 whose answer" in said and "record 160" in said
 
 
 def test_corpora():
@@ -185,17 +176,10 @@ def test_an_answer_that_cannot_be_compared_is_an_error_naming_the_field(answer):
 @pytest.mark.parametrize("answer", ["!!!", "The The", ["?", ")"], "\ud800"])
 def test_an_answer_without_a_word_is_left_out_of_training_and_told(tmp_path, answer, capsys):
     path = write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": answer}, GOOD])
-    for role, n in (("train", 1), ("evaluation", 2)):
+    for role, n, fate in (("train", 1, "left out"), ("evaluation", 2, "kept")):
         assert len(data.load_questions(path, role=role)) == n
-        assert "would be right; the first: record 1\n" in capsys.readouterr().err
-
-
-def test_search_r1_rows():
-    row = copy.deepcopy(LAYOUTS["search-r1"])
-    q = one(row)
-    assert (q.id, q.question, q.answers) == ("0", "who?", ["Ada"])
-    row["prompt"][0]["content"] = "who is it?"  # without the word, all of the message is the question
-    assert one(row).question == "who is it?"
+        said = capsys.readouterr().err
+        assert f"{fate}: 1 whose answer" in said and "would be right; the first: record 1\n" in said
 
 
 # ---------------------------------------------------------------- golds: JSON in text, several fields
@@ -581,10 +565,9 @@ def test_corpora_of_datasets_and_of_the_hub(tmp_path, monkeypatch, form, of_the_
 
 
 def test_folders_and_names_that_are_no_corpus_are_one_line(tmp_path):
-    for source, said in ((str(tmp_path), f"is a folder.*common.corpus {tmp_path} corpus.jsonl"),
+    for source, said in ((str(tmp_path), f"common.corpus {tmp_path} corpus.jsonl"),
                          ("./no/such", "no such file"), ("nothing.jsonl", "no such file")):
-        with pytest.raises(data.DataError, match=said):
-            data.load_corpus(source)
+        assert said in error_of(data.load_corpus, source)
 
 
 def test_parquet_is_read_in_pieces(tmp_path, monkeypatch):
@@ -719,22 +702,24 @@ def test_titles_as_html_writes_them_are_the_pages_titles():
 def test_accents_are_one_sign_in_answers_and_questions():
     q = one({"question": "Zu\u0308rich?", "answer": "Zu\u0308rich"})
     assert q.answers == ["Z\u00fcrich"] and q.question == "Z\u00fcrich?"
-    assert metrics.exact_match("Z\u00fcrich", q.answers) == 1
+    for answer in ("Z\u00fcrich", "Zu\u0308rich"):
+        assert metrics.exact_match(answer, q.answers) == metrics.f1(answer, q.answers) == 1
+        assert metrics.stands_in(q.answers, f"In {answer}.")
 
 
 @pytest.mark.parametrize("prompt, question", [
+    (LAYOUTS["search-r1"]["prompt"], "who?"),
+    ([{"role": "user", "content": "who is it?"}], "who is it?"),  # without the word, the whole message
     ([{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "<think>"}], "Who?"),
     ([{"role": "user", "content": 'Who wrote "Question: Time"?'}], 'Who wrote "Question: Time"?'),
     ([{"role": "user", "content": "Write <answer> x </answer>. Question: Who wrote Question: Time?\n"}],
      "Who wrote Question: Time?")])
 def test_the_question_of_a_prompt_is_whole_and_the_user_s(prompt, question):
-    row = {"data_source": "x", "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "Ann"}}
-    assert data.load_questions([row])[0].question == question
+    row = LAYOUTS["search-r1"] | {"prompt": prompt}
+    assert (one(row).id, one(row).question) == ("0", question)
 
 
 def test_tables_have_numbers_as_they_were_written_and_maps_are_objects(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
     answers = {
         "single": pyarrow.array([.1], pyarrow.float32()),
         "map": pyarrow.array([[("value", "Ann")]], pyarrow.map_(pyarrow.string(), pyarrow.string())),
@@ -758,8 +743,8 @@ def test_spreadsheets_ways_to_part_cells(tmp_path, text):
 
 def test_a_header_that_names_a_column_twice_is_refused(tmp_path):
     (tmp_path / "q.csv").write_text("question,answer,answer\nWho?,Ann,Bo\n")
-    with pytest.raises(data.DataError, match="names a column twice .question, answer, answer.: rename"):
-        data.load_questions(str(tmp_path / "q.csv"))
+    said = error_of(data.load_questions, tmp_path / "q.csv")
+    assert "names a column twice (question, answer, answer): rename" in said
     (tmp_path / "q.csv").write_text("question,answer,,\nWho?,Ann,,\n")  # columns without a name
     assert data.load_questions(str(tmp_path / "q.csv"))[0].answers == ["Ann"]
 
@@ -771,20 +756,12 @@ def test_a_question_is_the_same_in_every_script_s_signs(one, other):
     assert formats.fingerprint(one) == formats.fingerprint(other) != formats.fingerprint(f"{other} c")
 
 
-def test_an_answer_is_right_in_either_form_of_its_letters():
-    answer = unicodedata.normalize("NFD", "Zürich")
-    assert metrics.exact_match(answer, ["Zürich"]) == metrics.f1(answer, ["Zürich"]) == 1
-    assert metrics.stands_in(["Zürich"], f"In {answer}.")
-
-
 def test_a_question_that_cannot_be_answered_is_refused_or_left_out(tmp_path, capsys):
     write(tmp_path / "q.jsonl", [{"question": "Who?", "answer": "Ann", "answerable": value}
                                  for value in (True, False)])
     (tmp_path / "q.csv").write_text("question,answer,answerable\nWho?,Ann,True\nWhat?,Bo,False\n")
-    with pytest.raises(data.DataError, match="record 2: field 'answerable' is false"):
-        data.load_questions(str(tmp_path / "q.csv"))
-    with pytest.raises(data.DataError, match="record 2: field 'answerable' is false"):
-        data.load_questions(str(tmp_path / "q.jsonl"))
+    for name in ("q.csv", "q.jsonl"):
+        assert "record 2: field 'answerable' is false" in error_of(data.load_questions, tmp_path / name)
     assert len(data.load_questions(str(tmp_path / "q.jsonl"), skip_bad=True)) == 1
 
 

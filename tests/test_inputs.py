@@ -28,11 +28,11 @@ def test_a_run_that_goes_on_reads_what_it_began_with_and_never_asks_it_again(tmp
 
 # ---------------------------------------------------------------- tables
 
-def evaluated(path, words, right=(1, 1, 1, 1)):
+def evaluated(path, words, right=(1, 1, 1, 1), gold="Ada"):
     """A run that was asked these questions."""
     nodes = [{"id": 0, "parents": [], "text": "", "label": "question"}]
-    rows = [{"id": str(i), "question_id": str(i), "question": text, "em": right[i], "nodes": nodes}
-            for i, text in enumerate(words)]
+    rows = [{"id": str(i), "question_id": str(i), "question": text, "em": right[i], "nodes": nodes,
+             "gold": [gold]} for i, text in enumerate(words)]
     make_run(path, [])
     evaluation(path, "dev", rows)
     return path
@@ -46,12 +46,15 @@ def test_a_table_compares_no_two_questions_of_one_id(tmp_path, capsys):
     same = evaluated(tmp_path / "b", [w.lower() for w in WORDS], right=(1, 1, 0, 0))
     other = evaluated(tmp_path / "c", [*WORDS[:2], *WORDS[:1:-1]], right=(1, 0, 0, 0))
     turned = evaluated(tmp_path / "d", WORDS[::-1])
-    table = report.method_table(None, "t", {"a": [first], "b": [same], "c": [other], "d": [turned]}, "a")
+    gold = evaluated(tmp_path / "e", WORDS, gold="Ada Holt")
+    methods = {"a": [first], "b": [same], "c": [other], "d": [turned], "e": [gold]}
+    table = report.method_table(None, "t", methods, "a")
     said = " ".join(capsys.readouterr().out.split())
     by_question = {row[0]: row[7] for row in table["rows"]}
     assert by_question["b"].startswith("-0.500 [") and "n" not in by_question["b"]
     assert by_question["c"].startswith("-0.500 [") and by_question["c"].endswith("(n 2)")
-    assert by_question["d"] == ""
+    assert by_question["d"] == by_question["e"] == ""
+    assert "e and a: 4 questions have one id and other words or gold answers" in said
     assert "c and a: 2 questions have one id and other words" in said
     assert "d and a: 4 questions have one id and other words" in said and "d +0" not in said
     sides = {p.name: report.evaluations(p)["dev"]["predictions"] for p in (first, other)}

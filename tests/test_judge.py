@@ -9,6 +9,7 @@ from common.files import RunError, read_jsonl
 from common.of_omne import judge
 from common.serve import chat_client
 from common.world import tiny
+from tests.conftest import write
 
 
 @pytest.fixture
@@ -38,9 +39,8 @@ def verdict(right):
 
 def scored(tmp_path, answers):
     """The rows that judging these answers leaves."""
-    file = tmp_path / "answers.jsonl"
     rows = [{"question": "q %s", "golden_answer": "g", "answer": answer} for answer in answers]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write(tmp_path / "answers.jsonl", rows)
     judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
     return read_jsonl(tmp_path / "answers.judged.jsonl")
 
@@ -94,7 +94,7 @@ def test_answers_from_memory_are_evaluated_and_then_judged(said, tmp_path):
     texts = ["Who?", "Who Rome?"]
     rows = [{"id": text, "graph_type": "geo", "question": text, "golden_answer": "France", "hops": 1}
             for text in texts]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(questions, rows)
     omne_r1.main(["--model", str(tmp_path / "policy"), "--graph", f"geo={triples}", "--graph-encoder=",
                   "--stage", "direct", "--eval-data", str(questions), "--max-turn", "5",
                   "--out", str(tmp_path), "--name", "a"])

@@ -59,6 +59,9 @@ def test_triples_of_a_table(tmp_path, name, text, facts):
     ({number: {"name": name} for number, name in enumerate(["Ada Holt", "Oslo", "Oslo"])},
      [(0, 1, {"relation": "born in", "weight": 2.0}), (0, 2, {"relation": "film of"})],
      [("Ada Holt", "born in", "Oslo (1)"), ("Ada Holt", "film of", "Oslo (2)")]),
+    # ids are names where no attribute tells nodes apart
+    *((dict.fromkeys(["BRCA1", "TP53", "MYC2", "A1"], attribute), [("BRCA1", "TP53", {"relation": "in"})],
+       [("BRCA1", "in", "TP53")]) for attribute in ({"label": "Gene"}, {})),
     # edges of one relation with other descriptions stay
     ({}, [("A", "B", {"keywords": "met", "description": said}) for said in ("first", "second", "second")],
      [("A", "met", "B")] * 2)])
@@ -462,16 +465,6 @@ def test_a_name_is_found_as_it_is_printed():
     shown = graph.node_info("A <b>\nC")["name"]
     assert graph.named(kg.one_line(shown)) == "A <b>\nC" and graph.named("A <b>\nC") == "A <b>\nC"
     assert graph.named("nobody") is None
-
-
-@pytest.mark.parametrize("attribute", [{"label": "Gene"}, {}])
-def test_ids_are_names_where_no_attribute_tells_nodes_apart(tmp_path, attribute):
-    made = networkx.DiGraph()
-    for name in ("BRCA1", "TP53", "MYC2", "A1"):
-        made.add_node(name, **attribute)
-    made.add_edge("BRCA1", "TP53", relation="inhibits")
-    networkx.write_graphml(made, tmp_path / "a.graphml")
-    assert facts_of(tmp_path / "a.graphml") == [("BRCA1", "inhibits", "TP53")]
 
 
 def test_what_is_missing_in_a_table_is_no_entity_and_names_are_in_one_form(tmp_path, capsys):

@@ -374,8 +374,7 @@ def test_serve_says_where_it_listens_and_ctrl_c_ends_it_quietly(tmp_path):
 def test_a_query_is_searched_once_without_a_server(tmp_path, capsys):
     contents = '"Petra"\nA film\x1b[31m by Ann Lee.', '"Ulm"\nA town.'
     rows = [{"id": str(number), "contents": text} for number, text in enumerate(contents)]
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = write(tmp_path / "c.jsonl", rows)
     served.main(["search", "--corpus", str(corpus), "--query", "Who made Petra?"])
     said = capsys.readouterr().out
     assert "2 passages (bm25)" in said and "1. Petra: A film" in said
