@@ -10,59 +10,48 @@ from common.of_omne import judge
 from common.serve import chat_client
 from common.world import tiny
 from tests.conftest import write
+from tests.served_model import Model
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """said(answers): what the model says, in turn, an exception where it says nothing; returns the prompts
-    that it was given."""
-    def script(*answers):
-        prompts, left = [], list(answers)
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch):
+    monkeypatch.setattr(chat_client.Chat, "concurrency", 1)
+    monkeypatch.setattr(chat_client, "RETRIES", 0)
 
-        def ask(self, prompt):
-            prompts.append(prompt)
-            answer = left.pop(0) if len(left) > 1 else left[0]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
 
-        monkeypatch.setattr(chat_client.Chat, "ask", ask)
-        monkeypatch.setattr(chat_client.Chat, "concurrency", 1)
-        return prompts
-
-    return script
+def prompts_of(model):
+    return [request["messages"][0]["content"] for request in model.requests]
 
 
 def verdict(right):
     return json.dumps({"correct": right, "reason": "because"})
 
 
-def scored(tmp_path, answers):
+def scored(tmp_path, model, answers):
     """The rows that judging these answers leaves."""
     rows = [{"question": "q %s", "golden_answer": "g", "answer": answer} for answer in answers]
     file = write(tmp_path / "answers.jsonl", rows)
-    judge.score_answers(file, "http://127.0.0.1:9/v1", "r1")
+    judge.score_answers(file, model.url, "r1")
     return read_jsonl(tmp_path / "answers.judged.jsonl")
 
 
-def test_a_verdict_is_read_and_never_evaluated(said, tmp_path, capsys):
-    prompts = said(verdict(True), verdict(False), "__import__('os')", '{"correct": "yes"}')
-    rows = scored(tmp_path, ["a %s", "b", "c", "d"])
+def test_a_verdict_is_read_and_never_evaluated(tmp_path, capsys):
+    model = Model(verdict(True), verdict(False), "__import__('os')", '{"correct": "yes"}')
+    rows = scored(tmp_path, model, ["a %s", "b", "c", "d"])
     assert [row["correct"] for row in rows] == [True, False, None, None]
     assert rows[0] == {"question": "q %s", "golden_answer": "g", "answer": "a %s", "correct": True,
                        "reason": "because"}
     # text from outside cannot fill in what comes after it
-    assert "Question: q %s\nGolden answer: g\nPredicted answer: a %s" in prompts[0]
+    assert "Question: q %s\nGolden answer: g\nPredicted answer: a %s" in prompts_of(model)[0]
     said_there = capsys.readouterr().out
     assert "4 answers: 0.250" in said_there and "2 verdicts could not be read" in said_there
 
 
-def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(said, tmp_path):
-    prompts = said("well")
-    asked = [f"a{i}" for i in range(300)]
+def test_a_judge_that_was_never_understood_is_asked_no_more_after_thirty(tmp_path):
+    model = Model("well")
     with pytest.raises(RunError, match="judge http.*: 30 unusable answers in a row"):
-        scored(tmp_path, asked)
-    assert len(prompts) >= 30
+        scored(tmp_path, model, [f"a{i}" for i in range(300)])
+    assert len(model.requests) >= 30
 
 
 def test_a_line_that_is_no_answer_is_named(tmp_path):
@@ -72,20 +61,20 @@ def test_a_line_that_is_no_answer_is_named(tmp_path):
         judge.main([str(file), "http://127.0.0.1:9/v1"])
 
 
-def test_a_score_goes_on_where_the_judge_went_down(said, tmp_path):
+def test_a_score_goes_on_where_the_judge_went_down(tmp_path):
     answers = [f"a{i}" for i in range(4)]
-    first = said(verdict(True), "well", verdict(False), RunError("down"))
-    with pytest.raises(RunError, match="down"):
-        scored(tmp_path, answers)
-    assert len(first) == 4 and not (tmp_path / "answers.judged.jsonl").exists()
-    second = said(verdict(False))
-    rows = scored(tmp_path, answers)
-    assert second == [first[1], first[3]]  # (what could not be read is asked for again)
+    first, second = Model(verdict(True), "well", verdict(False), (500, "down")), Model(verdict(False))
+    with pytest.raises(RunError, match="HTTP 500 down"):
+        scored(tmp_path, first, answers)
+    assert len(first.requests) == 4 and not (tmp_path / "answers.judged.jsonl").exists()
+    rows = scored(tmp_path, second, answers)
+    asked = prompts_of(first)
+    assert prompts_of(second) == [asked[1], asked[3]]  # (what could not be read is asked for again)
     assert [row["correct"] for row in rows] == [True, False, False, False]
     assert {f.name for f in tmp_path.iterdir()} == {"answers.jsonl", "answers.judged.jsonl"}
 
 
-def test_answers_from_memory_are_evaluated_and_then_judged(said, tmp_path):
+def test_answers_from_memory_are_evaluated_and_then_judged(tmp_path):
     tokenizer = tiny.tiny_tokenizer(["Rome", "France", "Who"], ["<think>", "</think>"])
     tiny.tiny_model(tokenizer, width=32).save_pretrained(tmp_path / "policy")
     tokenizer.save_pretrained(tmp_path / "policy")
@@ -103,9 +92,9 @@ def test_answers_from_memory_are_evaluated_and_then_judged(said, tmp_path):
     assert found["summary"]["em"] == 0 and all(row["nodes"][1]["tokens"] for row in found["predictions"])
     table = json.loads((tmp_path / "omne_r1/a-table.json").read_text())
     assert [row[:4] for row in table["rows"]] == [["direct", "1-2-hop", 2, ".260"]]
-    prompts = said(verdict(True))
-    judge.main([str(file), "http://127.0.0.1:9/v1"])
+    model = Model(verdict(True))
+    judge.main([str(file), model.url])
     rows = read_jsonl(file.with_suffix(".judged.jsonl"))
     assert [(row["question"], row["golden_answer"], row["correct"]) for row in rows] == [
         (text, "France", True) for text in texts]
-    assert len(prompts) == 2
+    assert len(model.requests) == 2
