@@ -176,7 +176,7 @@ def make_retriever(spec, corpus, few=False):
         from common.serve.search_client import HTTPRetriever
         return HTTPRetriever(spec)
     if spec.startswith("own:"):
-        return _own(spec)
+        return Own(spec)
     if spec == "bm25":
         return BM25Retriever(corpus) if isinstance(corpus, list) else BM25OnDisk(corpus)
     if spec.startswith("dense:"):
@@ -187,24 +187,19 @@ def make_retriever(spec, corpus, few=False):
                          "http://HOST:PORT or own:MODULE:CLASS")
 
 
-def _own(spec):
-    module, _, name = spec.removeprefix("own:").partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # last: no file there takes the place of a module that something else needs
-    try:
-        return Own(spec, getattr(importlib.import_module(module), name)())
-    except Exception as error:  # of whatever a stranger wrote
-        raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected "
-                             "own:MODULE:CLASS, a module in this folder, with search(queries, k)") from error
-
-
 class Own:
     """A retriever of the user's: what it raises or returns otherwise is named, passages beyond k are cut."""
 
-    def __init__(self, spec, made):
+    def __init__(self, spec):
         self.spec = spec
-        self.made = made
+        module, _, name = spec.removeprefix("own:").partition(":")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last: no file there takes the place of a module that is needed
+        try:
+            self.made = getattr(importlib.import_module(module), name)()
+        except Exception as error:  # of whatever a stranger wrote
+            raise RetrieverError(f"--retriever {spec}: {type(error).__name__}: {error}; expected own:MODULE:"
+                                 "CLASS, a module in this folder, with search(queries, k)") from error
 
     def search(self, queries, k):
         try:

@@ -238,6 +238,9 @@ def opened(path, corpus, encoder):
     import faiss
     if path.is_dir():
         made = manifest(path)
+        if not made.get("complete"):
+            raise VectorsError(f"{path}: no index, or one that is not finished ({MANIFEST}): run python -m "
+                               f"common.vectors --out {path} (again)")
         check(path, mapped(path / VECTORS), corpus, encoder)
         return searched(path, made)
     index = mapped(path)
@@ -250,14 +253,8 @@ def opened(path, corpus, encoder):
 
 
 def manifest(folder):
-    """How a folder's index is searched."""
-    made = {}
-    if (folder / MANIFEST).exists():
-        made = read_json(folder / MANIFEST, dict)
-    if not made.get("complete"):
-        raise VectorsError(f"{folder}: no index, or one that is not finished ({MANIFEST}): run python -m "
-                           f"common.vectors --out {folder} (again)")
-    return made
+    """What a folder's index was made of, and how it is searched; {} where none was begun."""
+    return read_json(folder / MANIFEST, dict) if (folder / MANIFEST).exists() else {}
 
 
 def searched(folder, made):
@@ -320,14 +317,13 @@ def build(job, corpus, encoder, known_as):
 
 def begin(folder, made):
     """Leaves what is there, if it is the beginning of the same."""
-    if (folder / MANIFEST).exists():
-        known = read_json(folder / MANIFEST, dict)
-        parts = ("corpus", "passages", "weights", "prefix", "dimension", "flat")
-        other = [part for part in parts if known.get(part) != made[part]]
-        if other:
-            raise VectorsError(f"{folder} was begun with other {', '.join(other)}: give another --out")
-        if known.get("spec") != made["spec"]:
-            (folder / CODES).unlink(missing_ok=True)
+    known = manifest(folder)
+    parts = ("corpus", "passages", "weights", "prefix", "dimension", "flat")
+    other = [part for part in parts if known and known.get(part) != made[part]]
+    if other:
+        raise VectorsError(f"{folder} was begun with other {', '.join(other)}: give another --out")
+    if known and known.get("spec") != made["spec"]:
+        (folder / CODES).unlink(missing_ok=True)
     write_json(folder / MANIFEST, made | {"complete": False})
 
 
@@ -345,6 +341,7 @@ def kept(corpus, encoder, spec=""):
     spec = spec or spec_for(len(corpus))
     name = cache.key([known_as, encoder.weights, encoder.passage_prefix, MAX_TOKENS, spec])
     out = cache.folder() / f"dense-{name}"
-    if not (out / MANIFEST).exists() or not read_json(out / MANIFEST, dict).get("complete"):
-        build(Build("", encoder.name, out, index=spec), corpus, encoder, known_as)
-    return out, searched(out, manifest(out))
+    made = manifest(out)
+    if not made.get("complete"):
+        made = build(Build("", encoder.name, out, index=spec), corpus, encoder, known_as)
+    return out, searched(out, made)
