@@ -294,9 +294,6 @@ def test_sft_s_rate_goes_on_from_one_line_of_metrics_to_the_next(monkeypatch):
     def steps(policy, optimizer, total, label):
         return [(step, {}) for step in range(1, total + 1)]
 
-    class Enough(Exception):
-        pass
-
     def set_lr(optimizer, lr):
         rates.append(lr)
 

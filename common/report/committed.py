@@ -58,11 +58,7 @@ def forget():
 
 
 def config(name):
-    found = dict(runs()[name]["flags"])
-    groups = {"chains": "none", "branches": "branches"}
-    if found.get("rollout") in groups:  # --rollout said until 6d5ae5a what --expansion does
-        found["expansion"] = groups[found["rollout"]]
-    return found
+    return dict(runs()[name]["flags"])
 
 
 def steps(name):
