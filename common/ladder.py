@@ -54,7 +54,8 @@ def jobs_of(recipe, base, name, seed, shared):
             continue
         stage = row.get("stage", "")
         own = shlex.split(row.get("flags", ""))
-        run, stages = base / f"{name}-{slug(label)}-seed{seed}", [stage]
+        words = re.sub(r"\W+", "-", label.lower()).strip("-")
+        run, stages = base / f"{name}-{words}-seed{seed}", [stage]
         if own:
             own = shlex.split(recipe.get("each", "")) + own
         elif stage:
@@ -69,14 +70,6 @@ def jobs_of(recipe, base, name, seed, shared):
 
 def stage_of(run, stage):
     return run.with_name(f"{run.name}-{stage}") if stage else run
-
-
-def slug(label):
-    """
-    >>> slug("random tree, GRPO")
-    'random-tree-grpo'
-    """
-    return re.sub(r"\W+", "-", label.lower()).strip("-")
 
 
 def run(script, table, seeds, name, out, shared):

@@ -80,15 +80,6 @@ def test_a_hub_id_has_the_revision_that_lies_here(tmp_path, monkeypatch):
     assert cache.digest("nobody/nothing") == ""
 
 
-def made_by_two(path, write):
-    threads = [threading.Thread(target=cache.made_once, args=(path, write)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(f.name for f in path.parent.iterdir()) == [".made.lock", "made"]
-
-
 def test_one_makes_it_and_the_other_waits(tmp_path):
     made = []
 
@@ -97,5 +88,9 @@ def test_one_makes_it_and_the_other_waits(tmp_path):
         time.sleep(.2)  # the other comes meanwhile
         part.mkdir()
 
-    made_by_two(tmp_path / "made", write)
-    assert len(made) == 1
+    threads = [threading.Thread(target=cache.made_once, args=(tmp_path / "made", write)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(f.name for f in tmp_path.iterdir()) == [".made.lock", "made"] and len(made) == 1
