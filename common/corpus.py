@@ -12,6 +12,7 @@ import shlex
 from itertools import zip_longest
 from pathlib import Path
 
+from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 
 from common import process
@@ -82,10 +83,6 @@ def cells_of(header, row):
 
 def sections_of_html(text):
     """[(heading, blocks)] of an HTML page, without scripts and navigation."""
-    try:
-        from bs4 import BeautifulSoup
-    except ImportError as error:
-        raise RunError("reading HTML needs a package: pip install beautifulsoup4") from error
     page = BeautifulSoup(text.replace(HEADING, ""), "html.parser")
     title = page.title
     for part in page(["script", "style", "nav", "template", "title"]):
