@@ -957,7 +957,8 @@ def main(argv=None):
         return page.show_path(policy, greedy_paths(policy, [case])[0])
     for run in runs:
         run_stage(run, cases, evals)
-    page.show_table(stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))
+    from common import ladder
+    ladder.show_table("askit", stages.runs_of(cfg), ("coarse", "supervised", "ppo", "sqg"))
 
 
 def parse_args(argv=None):

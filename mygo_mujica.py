@@ -749,8 +749,10 @@ def main(argv=None):
     split, evals = places.load_splits(cfg, PAPER_EVAL)
     for run, env, stage in todo:
         run_stage(run, env, stage, split, evals)
+    from common import ladder
     for env in envs:
-        distributed.once(records.show_table, cfg, env, ("few-shot", *TRAINS))
+        path = f"{cfg.out}/mygo_mujica/{cfg.name}-{env}"
+        distributed.once(ladder.show_table, "mygo_mujica", [path], ("few-shot", *TRAINS), env)
 
 
 def run_stage(run, env, stage, split, evals):

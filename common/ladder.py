@@ -184,12 +184,21 @@ def show_stages(script, path, own):
         show_one(path, f"{script} {path.name}", recipe, methods)
 
 
-def show_table(script, path, folders, of_paper=""):
-    """<path>-table.json of the {stage: folder} that are evaluated, by recipes/stages.toml. of_paper: which of
-    the paper's lists of numbers stands beside them, where there are several."""
+def show_table(script, runs, stages, of_paper=""):
+    """<run>-table.json of the stages that are evaluated, by recipes/stages.toml, each of the first of `runs`
+    ("…/<name>", this one's own first) that has it: those of a run before it show what this one began from.
+    of_paper: which of the paper's lists of numbers stands beside them, where there are several."""
     recipe = tomllib.loads((RECIPES / "stages.toml").read_text(encoding="utf-8"))[script]
     printed = recipe["paper"].get(of_paper, recipe["paper"])
-    methods = {stage: {"": folder} for stage, folder in folders.items() if list(folder.glob("eval_*.json"))}
+    path, *_ = runs = [Path(run) for run in runs]
+    methods = {}
+    for stage in stages:
+        folders = [stage_of(run, stage) for run in runs]
+        there = [folder for folder in folders if list(folder.glob("eval_*.json"))]
+        if there:
+            methods[stage] = {"": there[0]}
+            if there[0] != folders[0]:
+                say(f"{stage}: that of {there[0].name}")
     rows = {stage: {"paper": printed.get(stage, "")} for stage in methods}
     if methods:
         show_one(path, f"{recipe['title']}: {path.name}", recipe | {"rows": rows}, methods)

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 import askit
 from askit import SearchPath
-from common import checkpoint, data, metrics, run, training, world
+from common import checkpoint, data, ladder, metrics, run, training, world
 from common.of_askit import encoders, evidence, page, stages, tiny_encoders
 from common.of_askit.evidence import ASK, SUBMIT, Case, Questions
 from common.report import __main__ as comparison
@@ -774,7 +774,7 @@ def test_a_run_begun_from_another_can_be_gone_on_from_and_shows_where_it_began(t
     cfg = askit.parse_args(["--out", str(tmp_path), "--name", "second", "--before", "first"])
 
     def table(cfg):
-        page.show_table(stages.runs_of(cfg), ("supervised", "ppo", "sqg"))
+        ladder.show_table("askit", stages.runs_of(cfg), ("supervised", "ppo", "sqg"))
         return told(base / f"{cfg.name}-table.json")["rows"]
 
     shown = table(cfg)

@@ -530,7 +530,7 @@ def test_all_stages(whole):
                     assert 0 <= n["d_TA"] <= 20
     table = json.loads((whole / "a-table.json").read_text())
     stages = ("initial", "baseline", "forward", "backward")
-    assert [r[0] for r in table["rows"]] == [*stages, "merged 0.25", "merged 0.75"]
+    assert [r[0] for r in table["rows"]] == [*stages, "merged-0.25", "merged-0.75"]
     repeats = table["header"].index("made before")
     for row, stage in zip(table["rows"], stages, strict=False):
         made = evaluated(whole / f"a-{stage}")["predictions"]

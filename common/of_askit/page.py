@@ -1,10 +1,9 @@
-"""What is told of ASKiT's searches: metrics, predictions, records for the page, evidence taken by a rule, and
-the table of the stages. A path is askit.SearchPath, a move of it a sentence's number or a sub-question."""
+"""What is told of ASKiT's searches: metrics, predictions, records for the page, evidence taken by a rule. A
+path is askit.SearchPath, a move of it a sentence's number or a sub-question."""
 
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
 
 from common import metrics, retriever
 from common.files import console, plain, say
@@ -269,19 +268,3 @@ def offered_gold(case, offers, most):
             break
         orders = grown[:ORDERS]
     return orders[0]
-
-
-# ---------------------------------------------------------------- the table of the stages
-
-def show_table(runs, stages):
-    """<run>-table.json of the stages, each of the first of `runs` ("…/<name>", this one's own first) that has
-    it: those of a run before it show what this one began from."""
-    folders = {}
-    for stage in stages:
-        found = [Path(f"{run}-{stage}") for run in runs if Path(f"{run}-{stage}").exists()]
-        if found:
-            folders[stage] = found[0]
-            if found[0].name != f"{runs[0].name}-{stage}":
-                say(f"{stage}: that of {found[0].name}")
-    from common import ladder
-    ladder.show_table("askit", runs[0], folders)

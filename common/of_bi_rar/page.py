@@ -128,9 +128,6 @@ def prediction(trajectory, question, step_reward, action):
 def show_table(cfg, stages):
     """<name>-table.json and <name>-curves.png of the stages that are evaluated, and of the merges."""
     path = Path(cfg.out) / "bi_rar" / cfg.name
-    folders = {stage: path.with_name(f"{cfg.name}-{stage}") for stage in stages}
-    merged = f"{cfg.name}-merged-"
-    for folder in sorted(path.parent.glob(f"{merged}*")):
-        folders[f"merged {folder.name.removeprefix(merged)}"] = folder
+    merges = sorted(path.parent.glob(f"{cfg.name}-merged-*"))
     from common import ladder
-    ladder.show_table("bi_rar", path, folders)
+    ladder.show_table("bi_rar", [path], [*stages, *(m.name.removeprefix(f"{cfg.name}-") for m in merges)])

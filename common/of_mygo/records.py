@@ -1,8 +1,7 @@
 """What is told of planners and their workers (mygo_mujica.py): the numbers of an iteration and a guard over
-them, records for the page, the table of all stages."""
+them, records for the page."""
 
 from collections import Counter
-from pathlib import Path
 
 from common import metrics, rollout
 from common.files import read_jsonl
@@ -190,13 +189,3 @@ def sample_record(questions, groups, selected, stage, K, step):
 
     chosen_by = rule, passed, selected[i]
     return group_record(groups[i], questions[i], chosen_by, step=step)
-
-
-# ---------------------------------------------------------------- the table of all stages
-
-def show_table(cfg, env, stages):
-    """<name>-<env>-table.json: every stage's EM and F1, what it chose and what it cost, differences to the
-    warm-up."""
-    path = Path(cfg.out) / "mygo_mujica" / f"{cfg.name}-{env}"
-    from common import ladder
-    ladder.show_table("mygo_mujica", path, {stage: Path(f"{path}-{stage}") for stage in stages}, env)
