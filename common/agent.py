@@ -223,21 +223,8 @@ class Agent:
             return self.result(tokenizer, observation, cfg)[1]
 
         examples = warmup.examples_of(
-            cfg.warmup_data,
-            models.load_tokenizer(source),
-            split.retriever,
-            render,
-            reward,
-            reply,
-            self.ends(cfg),
-            script=self.script,
-            prompt=prompt,
-            top_k=cfg.top_k,
-            max_passage=cfg.max_passage,
-            longest=cfg.micro_tokens,
-            skip_bad=cfg.skip_bad,
-            evaluated=split.evaluated,
-        )
+            cfg, self.script, models.load_tokenizer(source), split, render=render, reward=reward, reply=reply,
+            prompt=prompt, ends=self.ends(cfg), top_k=cfg.top_k, max_passage=cfg.max_passage)
         return warmup.warmed_up(cfg, self.script, source, examples)
 
     # ---- the embedded world

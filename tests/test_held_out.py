@@ -153,9 +153,11 @@ def taught(monkeypatch):
         monkeypatch.setattr(warmup, "of_conversation", of_conversation)
         monkeypatch.setattr(warmup.chat, "role_marks", lambda tokenizer: set())
         index = splits.retriever.make_retriever("bm25", data.pool_contexts(map(data.parse_question, DEMOS)))
+        cfg = at2po.Config(warmup_data=files, micro_tokens=99)
+        split = data.Split("x", [], index, evaluated=frozenset(evaluated))
         warmup.examples_of(
-            files, None, index, render, lambda *_: 1, None, script="at2po", prompt=None, top_k=1, longest=99,
-            skip_bad=False, evaluated=frozenset(evaluated))
+            cfg, "at2po", None, split, render=render, reward=lambda *_: 1, reply=None, prompt=None,
+            top_k=1)
         return kept
     return taught
 
@@ -203,7 +205,7 @@ def test_conversations_of_evaluated_questions_are_left_out_in_any_prompt(row, ta
 @pytest.mark.parametrize("script", [at2po, bi_rar, mygo_mujica])
 def test_every_script_tells_its_warm_up_what_is_evaluated(script, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(warmup, "examples_of", lambda *_, evaluated, **__: told.append(evaluated))
+    monkeypatch.setattr(warmup, "examples_of", lambda cfg, name, _, split, **__: told.append(split.evaluated))
     monkeypatch.setattr(warmup, "warmed_up", lambda *_: "m")
     monkeypatch.setattr(script.models, "load_tokenizer", lambda *_: None)
     split = data.Split("x", [], None, evaluated=frozenset("e"))

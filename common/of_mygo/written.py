@@ -157,10 +157,8 @@ def warmed_up(cfg, source, place, demonstration):
         return chat.render_reply(tokenizer, turn_ids, chat.Foreign(observation))
 
     examples = warmup.examples_of(
-        cfg.warmup_data, models.load_tokenizer(source), place.retriever,
-        lambda *given: demonstration(*given, place, cfg), reward, reply, ends="all", script="mygo_mujica",
-        prompt=prompt, top_k=cfg.top_k, longest=cfg.micro_tokens, skip_bad=cfg.skip_bad,
-        evaluated=place.evaluated)
+        cfg, "mygo_mujica", models.load_tokenizer(source), place, reward=reward, reply=reply, prompt=prompt,
+        render=lambda *given: demonstration(*given, place, cfg), ends="all", top_k=cfg.top_k)
     return warmup.warmed_up(cfg, "mygo_mujica", source, examples)
 
 

@@ -87,20 +87,19 @@ def recipe_of(cfg, script, source, examples, steps):
 
 # ---------------------------------------------------------------- examples
 
-def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, script, prompt, top_k,
-                max_passage=None, longest, skip_bad, evaluated=frozenset()):
-    """[[Trajectory]], one list a demonstration of --warmup-data's `files`, with commas; says how many of each
-    there are and why not more.
+def examples_of(cfg, script, tokenizer, split, *, render, reward, reply, prompt, ends="none", top_k,
+                max_passage=None):
+    """[[Trajectory]], one list a demonstration of --warmup-data's files; says how many of each there are and
+    why not more. split: data.Split, of whose passages an agent reads top_k, max_passage characters each; what
+    it has as `evaluated` nothing may learn.
 
-    index: the retriever in use, of whose passages an agent reads top_k, max_passage characters each.
     render(tokenizer, question, Demonstration) -> [Trajectory], the script's; reward(trajectories, question):
     what the first of them earns, by the script's own rule; None where it exceeds the agent's limits.
     reply(tokenizer, turn ids, observation) -> ids, of conversations on file; ends: which of their messages
     the policy is to end itself, "all", the "last" or "none", where its agent stops it at a tag.
-    prompt(tokenizer, row) -> ids, of the rows that --collect of this `script` wrote. longest: in tokens, of
-    those that are learned. evaluated: fingerprints of questions that nothing may learn (data.Split)."""
+    prompt(tokenizer, row) -> ids, of the rows that --collect of this `script` wrote."""
     examples = []
-    for file in files.split(","):
+    for file in cfg.warmup_data.split(","):
         if sharegpt.is_file(file):
             rows = sharegpt.read(file, ())
             others = {row.get("script", script) for row in rows} - {script}
@@ -108,23 +107,23 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
                 raise data.DataError(f"--warmup-data {file}: conversations of {min(others)}.py, in its tags")
             kept, fate, marks = [], Counter(), chat.role_marks(tokenizer)
             for row in rows:
-                if not evaluated.isdisjoint(sharegpt.questions_in(row)):
+                if not split.evaluated.isdisjoint(sharegpt.questions_in(row)):
                     fate["their questions are evaluated"] += 1
                     continue
                 t = of_conversation(tokenizer, row, reply, ends, prompt)
                 if not marks.isdisjoint(said_ids(tokenizer, t)):
                     fate["write a mark of the chat template"] += 1
-                elif t.length > longest:
-                    fate[f"longer than --micro-tokens {longest}"] += 1
+                elif t.length > cfg.micro_tokens:
+                    fate[f"longer than --micro-tokens {cfg.micro_tokens}"] += 1
                 else:
                     kept.append([t])
             told = f"{len(kept)} conversations"
         else:
-            questions = data.load_questions(file, None, skip_bad, role="train")
-            questions = splits.unseen(file, questions, evaluated)
+            questions = data.load_questions(file, None, cfg.skip_bad, role="train")
+            questions = splits.unseen(file, questions, split.evaluated)
             with Progress(f"demonstrations of {file}") as progress:
                 kept, fate = demonstrations.of_questions(
-                    questions, index, lambda q, d: render(tokenizer, q, d), reward,
+                    questions, split.retriever, lambda q, d: render(tokenizer, q, d), reward,
                     top_k, max_passage, progress)
             told = f"{fate.pop('demonstrated', 0)} of {len(questions)} questions demonstrated"
         told += "".join(f"; {n}: {why}" for why, n in fate.most_common())
@@ -136,8 +135,8 @@ def examples_of(files, tokenizer, index, render, reward, reply, ends="none", *, 
         say(f"{file}: {told}")
         examples += kept
     if not examples:
-        raise data.DataError(f"--warmup-data {files}: nothing to learn from in it: no gold evidence, and no "
-                             "conversations, of questions that are not evaluated")
+        raise data.DataError(f"--warmup-data {cfg.warmup_data}: nothing to learn from in it: no gold "
+                             "evidence, and no conversations, of questions that are not evaluated")
     return examples
 
 
