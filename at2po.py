@@ -342,7 +342,9 @@ def rollout_trees(policy, retriever, questions, cfg, step):
     async def grow(question, seed):
         player = AGENT.player(policy, search, question, cfg, seed, cfg.temperature)
         if cfg.expansion == "branches":
-            root = await baselines.grow_aepo(partial(play_turn, player), Node(), cfg, seed, policy.tokenizer)
+            rng = random.Random(stable_seed(seed, "branch"))
+            next_turn = partial(play_turn, player)
+            root = await baselines.grow_aepo(next_turn, Node(), cfg, rng, len(policy.tokenizer))
         else:
             root = await grow_tree(partial(play, player), cfg, seed)
         if cfg.retokenize:  # Figure 8's control: train on text that is encoded anew

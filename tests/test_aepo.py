@@ -41,7 +41,7 @@ def grown(cfg, draws, turns=2, turn_of=certain):
         return new
 
     root = Node()
-    asyncio.run(baselines.grow_branches(advance, root, cfg.chains, cfg.group_size, rng, VOCABULARY))
+    asyncio.run(baselines.grow_aepo(advance, root, cfg, rng, VOCABULARY))
     return root
 
 

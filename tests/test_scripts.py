@@ -357,7 +357,10 @@ def test_sampled_ids_are_kept_even_where_encoding_would_change_them(qwen):
     assert batch.target.tolist() == odd and batch.input_ids[0, batch.response_mask[0]].tolist() == odd
     assert at2po.parse_response([turn]) == ("x", "")
     # --retokenize shows what would change: other ids for the same text
-    again = baselines.retokenized(tokenizer, turn)
+    root = at2po.Node()
+    root.children.append(at2po.Node(turn, root))
+    baselines.retokenize(tokenizer, root)
+    again = root.children[0].turn
     assert again.ids != odd and tokenizer.decode(again.ids) == text and len(again.ids) == len(again.logprobs)
     assert again.entropy == pytest.approx(turn.entropy) and again.stop_reason == "</answer>"
 

@@ -12,13 +12,11 @@ the chain in their code.
 
 import asyncio
 import math
-import random
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from common import chat, distributed, flags, training
-from common.rollout import stable_seed
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,7 @@ class TokenBudget:
     questions_per_step: that are sampled; DAPO learns from a part of them."""
 
     def __init__(self, cfg):
-        self.tokens = cfg.token_budget
-        self.steps = cfg.steps
-        self.group_size = cfg.group_size
+        self.cfg = cfg
         self.questions_per_step = cfg.questions_per_step
         if cfg.loss == "dapo":
             self.questions_per_step *= DRAWN_PER_LEARNED
@@ -99,36 +95,31 @@ class TokenBudget:
 
     def limit(self, step):
         """Tokens, as far as it is known after a step; infinite = none."""
-        if self.tokens != "auto":
-            return self.tokens or math.inf
+        if self.cfg.token_budget != "auto":
+            return self.cfg.token_budget or math.inf
         if step == 0:
             return math.inf
-        return self.steps * self.spent["baseline_tokens"] / step
+        return self.cfg.steps * self.spent["baseline_tokens"] / step
 
     def share(self, step):
         """How much of the training is done after a step, of 1."""
-        return max(step / max(1, self.steps), self.spent["tokens"] / self.limit(step))
+        return max(step / max(1, self.cfg.steps), self.spent["tokens"] / self.limit(step))
 
     def add(self, row):
         """Counts a step; row: its metrics."""
         self.spent["tokens"] += row["rollout/tokens"]
-        trajectories = self.questions_per_step * self.group_size
+        trajectories = self.questions_per_step * self.cfg.group_size
         self.spent["baseline_tokens"] += trajectories * row["rollout/chain_tokens"]
         row["rollout/tokens_total"] = self.spent["tokens"]
 
 
 def retokenize(tokenizer, root):
-    """--retokenize: Figure 8's control, of a whole tree."""
+    """--retokenize, Figure 8's control: a tree's turns as their texts are encoded, which need not be what was
+    sampled (App. C). Their entropies stay."""
     for node in root.nodes()[1:]:
-        node.turn = retokenized(tokenizer, node.turn)
-
-
-def retokenized(tokenizer, turn):
-    """A turn as its text is encoded, which need not be what was sampled (App. C). Its entropy stays."""
-    ids = chat.encode(tokenizer, tokenizer.decode(turn.ids))[1]
-    if ids == turn.ids:
-        return turn
-    return replace(turn, ids=ids, logprobs=[-turn.entropy] * len(ids))
+        ids = chat.encode(tokenizer, tokenizer.decode(node.turn.ids))[1]
+        if ids != node.turn.ids:
+            node.turn = replace(node.turn, ids=ids, logprobs=[-node.turn.entropy] * len(ids))
 
 
 # ---------------------------------------------------------------- DAPO (Yu et al. 2025)
@@ -170,28 +161,23 @@ BRANCHING = dict(threshold=.5, entropy=.2, penalty=.05)
 ENTROPY_WEIGHT = .2  # in the advantages | authors' code
 
 
-async def grow_aepo(next_turn, root, cfg, seed, tokenizer):
-    rng = random.Random(stable_seed(seed, "branch"))
-    return await grow_branches(next_turn, root, cfg.chains, cfg.group_size, rng, len(tokenizer))
-
-
-async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
-    """The root of AEPO's group, grown a turn at a time: `chains` begin, and after each search a chain may go
+async def grow_aepo(next_turn, root, cfg, rng, vocabulary):
+    """The root of AEPO's group, grown a turn at a time: --chains begin, and after each search a chain may go
     on twice. That is likelier the more uncertain its turn was than its first, and less likely the more often
     in a row the question has branched. Once all have ended, fresh chains fill the group, one by one."""
     def uncertainty(turn):  # of the first 20 tokens, in units of a uniform distribution's entropy
         return -sum(turn.logprobs[:20]) / math.log(vocabulary)
 
-    going = {f"chain{m}": root for m in range(min(chains, group_size))}  # sample -> where it stands
+    going = {f"chain{m}": root for m in range(min(cfg.chains, cfg.group_size))}  # sample -> where it stands
     begun, in_a_row = len(going), 0
     first = {}  # sample -> uncertainty of its own first turn
     while going:
-        next_turns = [advance(node, name) for name, node in going.items()]
+        next_turns = [next_turn(node, name) for name, node in going.items()]
         nodes = await asyncio.gather(*next_turns)
         going = {n.name: n for n in nodes if not n.done}
         new = {}
         for name, node in going.items():
-            if begun + len(new) == group_size:
+            if begun + len(new) == cfg.group_size:
                 break
             now = uncertainty(node.turn)
             more = now - first.setdefault(name, now)
@@ -199,7 +185,7 @@ async def grow_branches(advance, root, chains, group_size, rng, vocabulary):
             drawn *= max(0, 1 - BRANCHING["penalty"] * in_a_row)
             if drawn >= BRANCHING["threshold"]:
                 new[f"{name}.{len(node.turns())}"] = node
-        if not going and begun < group_size:
+        if not going and begun < cfg.group_size:
             new = {f"fresh{begun}": root}
         in_a_row = in_a_row + 1 if new else 0
         begun += len(new)
