@@ -33,7 +33,10 @@ def load(source, kind, layers=0):
     folder does not have is a new one, drawn from PyTorch's generator."""
     if not source:
         from common.of_askit import tiny_encoders
-        model, tokenizer = tiny_encoders.tiny_t5() if kind == "question" else tiny_encoders.tiny_bert(kind)
+        if kind == "question":
+            model, tokenizer = tiny_encoders.tiny_t5()
+        else:
+            model, tokenizer = tiny_encoders.tiny_bert(kind, ENCODERS[kind])
         return model.eval(), tokenizer
     folder = models.find_model(source)
     few = {"num_hidden_layers": layers} if layers else {}

@@ -36,19 +36,14 @@ def directions(count, width):
     return torch.linalg.qr(torch.randn(width, count)).Q.T
 
 
-KINDS = {  # {what it is: (its class in transformers, its seed)}
-    "encoder": ("AutoModel", 1),
-    "action": ("AutoModelForNextSentencePrediction", 2),
-    "submit": ("AutoModelForQuestionAnswering", 3),
-}
+SEEDS = {"encoder": 1, "action": 2, "submit": 3}
 
 
-def tiny_bert(kind):
-    """(model, tokenizer) of "encoder", "action" or "submit". It starts out with what reading unseen names
-    takes, and is free to change it: the encoder is a bag of words (its layers add nothing yet); in the
-    scorers one head looks for a token's own word on the other side and says whether it stands there."""
+def tiny_bert(kind, auto_class="AutoModel"):
+    """(model, tokenizer) of a kind of SEEDS. It starts out with what reading unseen names takes, and is free
+    to change it: the encoder is a bag of words (its layers add nothing yet); in the scorers one head looks
+    for a token's own word on the other side and says whether it stands there."""
     width = 64
-    auto_class, seed = KINDS[kind]
     tokenizer = tiny_tokenizer()
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
@@ -60,7 +55,7 @@ def tiny_bert(kind):
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(SEEDS[kind])
         model = getattr(transformers, auto_class).from_config(config)
         bert = getattr(model, "bert", model)
         bert.embeddings.word_embeddings.weight.normal_(0, 1)

@@ -52,26 +52,20 @@ def load_world(cfg):
     from common.world.splits import world_split
     level = hard.parse(cfg.world)
     most = cfg.eval_limit or 400
-    drawn = most * 4
-    if level:  # whose questions are as long as they are few
-        drawn = most * 2
+    drawn = most * (2 if level else 4)  # the hard ones are as long as they are few
 
     def needs_other(question):
         return any(relation in OTHER_RELATIONS for _, relation, _ in question.evidences)
 
-    def part(name, source, questions):
-        split = world_split(source, questions, cfg.retriever, level, kg.KnowledgeGraph.from_triples)
-        split.name = name
+    def part(name, count, most=None):
         others = name == "other-relations"
-        split.questions = [q for q in split.questions if needs_other(q) == others]
-        return split
+        source = "test" if others else name
+        split = world_split(source, count, cfg.retriever, level, kg.KnowledgeGraph.from_triples)
+        kept = [q for q in split.questions if needs_other(q) == others]
+        return replace(split, name=name, questions=kept[:most])
 
-    evals = []
-    for name in (cfg.eval_data or "test").split(","):
-        source = "test" if name == "other-relations" else name
-        evals.append(part(name, source, drawn))
-        evals[-1].questions = evals[-1].questions[:most]
-    return part("train", "train", cfg.limit or 2000), evals
+    evals = [part(name, drawn, most) for name in (cfg.eval_data or "test").split(",")]
+    return part("train", cfg.limit or 2000), evals
 
 
 def topic_entities(question, graph):

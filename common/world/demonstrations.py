@@ -106,22 +106,15 @@ def _carry_on(world, question, plan, i, wrong, flaw):
     return Demonstration(steps, answer, flaw)
 
 
-def name_words():
-    """Lists of words that play the same part in names, no word in two of them."""
-    distinct = {}
-    for first, second, _ in NAMES.values():
-        distinct[tuple(first)] = None
-        distinct[tuple(second)] = None
-    seen = set()
-    lists = []
-    for words in distinct:
-        lists.append([w for w in words if w not in seen])
+def name_ids(tokenizer):
+    """Lists of ids of the words that play the same part in names, no word in two of them."""
+    lists, seen = [], set()
+    for words in [words for first, second, _ in NAMES.values() for words in (first, second)]:
+        new = [word for word in words if word not in seen]
+        if new:
+            lists.append(tokenizer.convert_tokens_to_ids(new))
         seen.update(words)
     return lists
-
-
-def name_ids(tokenizer):
-    return [tokenizer.convert_tokens_to_ids(words) for words in name_words()]
 
 
 def exchanged(names, rng):

@@ -165,14 +165,11 @@ def _state_what_follows(hard):
         now, then = plan[hop], plan[hop + 1]
         if now in hard.shortcuts:
             continue
-        hard.shortcuts[now] = then[1]
+        subject, relation = then
+        hard.shortcuts[now] = relation
+        tail = hard.called.get(then, hard.facts[then])
         passage, i = where[now]
-        passage["sentences"][i] += f" {_statement(hard, then)}"
-
-
-def _statement(hard, fact):
-    subject, relation = fact
-    return f"The {world.spoken(relation)} of {subject} is {hard.called.get(fact, hard.facts[fact])}."
+        passage["sentences"][i] += f" The {world.spoken(relation)} of {subject} is {tail}."
 
 
 # what this level writes beside world.vocabulary(vague=True);

@@ -131,12 +131,8 @@ VAGUE = {
 # sentences without a fact that name an entity which answers nothing
 DISTRACTORS = {
     "person": "{p} friends include {x}.",
-    "film": "{h} is often compared with {x}.",
-    "song": "{h} is often compared with {x}.",
-    "book": "{h} is often compared with {x}.",
-    "band": "{h} is often compared with {x}.",
-    "company": "{h} competes with {x}.",
-    "label": "{h} competes with {x}.",
+    **dict.fromkeys(("film", "song", "book", "band"), "{h} is often compared with {x}."),
+    **dict.fromkeys(("company", "label"), "{h} competes with {x}."),
     "city": "{h} is twinned with {x}.",
 }
 
