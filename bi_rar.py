@@ -45,7 +45,7 @@ from common import chat, checkpoint, data, distributed, flags, metrics, rollout,
 from common import model as models
 from common.agent import Agent, after_warm_up
 from common.folder import left_by
-from common.of_bi_rar import controls, page, scoring
+from common.of_bi_rar import page, scoring
 from common.page import record
 from common.rollout import Outcome, Trajectory, Turn, context_ids, stable_seed
 from common.run import Run, program, timed
@@ -60,7 +60,7 @@ class Config(flags.PassageFlags):
     # ---- stages
 
     # all = initial, baseline, forward, backward, a merge per share in --lambdas; eval trains nothing.
-    # Two controls (common/of_bi_rar/controls.py): length: a right trajectory earns 1 less .05 per search;
+    # Two controls (common/of_bi_rar/scoring.py): length: a right trajectory earns 1 less .05 per search;
     # shuffled: forward, its distances permuted over all right trajectories of a step
     stage: Literal[
         "all", "baseline", "forward", "backward", "merge", "eval", "length", "shuffled"] = "all"
@@ -430,7 +430,8 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
             if t.info.em:
                 right.append((t, question))
     if stage == "length":  # a control
-        controls.charge_searches(right)
+        for t, _ in right:
+            t.reward = 1 - scoring.SEARCH_COST * t.info.searches
     if stage in ("baseline", "length"):
         return 0
     measured = measure_distances(policy, scorer, right, cfg)
@@ -439,7 +440,7 @@ def set_rewards(policy, scorer, groups, questions, stage, cfg, step=0):
     else:
         step_distances = [t.info.d_TA for t, _ in right]
     if stage == "shuffled":  # a control
-        step_distances = controls.permuted(step_distances, stable_seed(cfg.seed, "shuffled", step))
+        step_distances = scoring.permuted(step_distances, stable_seed(cfg.seed, "shuffled", step))
     for (t, _), ds in zip(right, step_distances, strict=True):
         t.reward = cascade([step_reward(d) for d in ds])
     return measured

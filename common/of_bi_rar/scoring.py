@@ -1,9 +1,12 @@
-"""What the scorer computes: bits of texts after other texts, many at once; and the embedded world's scorer.
+"""What the scorer computes: bits of texts after other texts, many at once; the embedded world's scorer; what
+--stage length and shuffled reward.
 
 terms of a reasoning step: {name: (before, ids)}, tuples of token ids, see bi_rar.terms_of. A term that
 others go on from comes before them."""
 
+import itertools
 import math
+import random
 from pathlib import Path
 
 import torch
@@ -85,13 +88,23 @@ def line_scorer(cfg, start, terms_of_demonstration):
             terms = terms_of_demonstration(cfg, tokenizer, line_break, question, demo, index)
             return sequences_of(terms, line_break)
 
-        make, level = tiny.demonstrations.groups, []
-        if cfg.world != "plain":
-            make, level = hard.groups, [hard.parse(cfg.world)]
-        groups = make(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, *level)
+        groups = hard.groups(tokenizer, render, tiny.bm25, SCORER_STEPS, 0.0, hard.parse(cfg.world))
         say(f"training the scorer on the lines of {8 * SCORER_STEPS} demonstrations")
         batches = (rollout.collate(group, pack_tokens=128) for group in groups)
         tiny.warm_up(model, batches, SCORER_STEPS, lr=1e-3)
         return model, tokenizer
 
     return distributed.first(tiny.cached_policy, recipe, build)
+
+
+# ---------------------------------------------------------------- two controls, which tell what counts
+
+SEARCH_COST = .05  # --stage length
+
+
+def permuted(per_trajectory, seed):
+    """--stage shuffled: lists of the same lengths, with the distances of all of them permuted at random."""
+    shuffled = [d for distances in per_trajectory for d in distances]
+    random.Random(seed).shuffle(shuffled)
+    left = iter(shuffled)
+    return [list(itertools.islice(left, len(distances))) for distances in per_trajectory]

@@ -223,7 +223,10 @@ def _step(hard, subject, relation, read=False):
 
 
 def groups(tokenizer, render, index, steps, flaw_rate, level):
-    """demonstrations.groups in four worlds of this level; habits from the first step on."""
+    """demonstrations.groups at a level; where there is one, in four of its worlds, with habits from the first
+    step on."""
+    if not level:
+        return demonstrations.groups(tokenizer, render, index, steps, flaw_rate)
     worlds = [make_hard_world("warmup", seed, 1200, level, WARM_UP_HOPS) for seed in range(4)]
     return demonstrations.groups(
         tokenizer, render, index, steps, flaw_rate, worlds, demonstrate, early_rate=flaw_rate)

@@ -16,7 +16,7 @@ import torch
 from common import cache, distributed, retriever, rollout, training, tree_blocks, world
 from common.files import say
 from common.model import token_logprobs
-from common.world import demonstrations, hard
+from common.world import hard
 
 # Part of every policy's recipe. Change it when the world, the demonstrations, the rendering, the model or the
 # warm-up make other weights. Cached policies are then made anew; those that come with the project are made by
@@ -86,10 +86,8 @@ class Making:
 
     def groups(self, tokenizer):
         render = functools.partial(self.render, tokenizer)
-        make = demonstrations.groups
-        if self.level:
-            make = functools.partial(hard.groups, level=self.level)
-        return make(tokenizer, render, self.index, self.recipe.steps, self.recipe.flaw_rate)
+        steps, flaw_rate = self.recipe.steps, self.recipe.flaw_rate
+        return hard.groups(tokenizer, render, self.index, steps, flaw_rate, self.level)
 
     def fingerprint(self):
         """A hash of the ids of the first three steps' demonstrations."""
