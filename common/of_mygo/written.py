@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from common import chat, data, kg
 from common import model as models
+from common.metrics import stands_in
 from common.rollout import Turn
 from common.warmup import demonstrations, warmup
 from common.world import spoken, tiny
@@ -105,11 +106,13 @@ ASKING = "what who whom whose when where which why how in on at".split()
 def of_evidence(tokenizer, question, demo, place, top_k, clean):
     """(planner, worker) of a real question's demonstration. First layer: hops whose page the question names
     and that need no earlier answer; then one hop per layer."""
-    named = demonstrations.named_in(question.question, demo.hops)
-    at_once = [hop for hop in demo.hops if hop.title in named and not hop.waits]
-    layers = [[hop] for hop in demo.hops if hop not in at_once]
-    if at_once:
-        layers.insert(0, at_once)
+    def at_once(hop):
+        return not hop.waits and stands_in([demonstrations.plain_title(hop.title)], question.question)
+
+    first = list(filter(at_once, demo.hops))
+    layers = [[hop] for hop in demo.hops if hop not in first]
+    if first:
+        layers.insert(0, first)
 
     def sub_question(hop):
         """(its need in words, or where no search finds the page so, its query; the index of its page)"""

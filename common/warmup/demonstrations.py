@@ -217,15 +217,6 @@ def spellings(hop, asked):
     return [*hop.queries, hop.title, " ".join([plain_title(hop.title), *words])]
 
 
-def named_in(text, hops):
-    """Titles of the hops whose pages a text names.
-
-    >>> named_in("Who ruled Iran?", [Hop("Ran (film)", "", [], ""), Hop("Iran", "", [], "")])
-    {'Iran'}
-    """
-    return {hop.title for hop in hops if stands_in([plain_title(hop.title)], text)}
-
-
 def is_known(query, hop, read):
     """Whether a query can be thought of by somebody who has read this: the words of what it names, the hop's
     subject or the gold page, stand there. A sub-question names what was found before.

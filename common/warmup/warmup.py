@@ -111,7 +111,8 @@ def examples_of(cfg, script, tokenizer, split, *, render, reward, reply, prompt,
                     fate["their questions are evaluated"] += 1
                     continue
                 t = of_conversation(tokenizer, row, reply, ends, prompt)
-                if not marks.isdisjoint(said_ids(tokenizer, t)):
+                said = [i for turn in t.turns for i in chat.encode(tokenizer, turn.text)[1]]  # without ends
+                if not marks.isdisjoint(said):
                     fate["write a mark of the chat template"] += 1
                 elif t.length > cfg.micro_tokens:
                     fate[f"longer than --micro-tokens {cfg.micro_tokens}"] += 1
@@ -165,11 +166,6 @@ def of_conversation(tokenizer, row, reply, ends="none", prompt=None):
             turns[-1].observation = message["value"]
             turns[-1].observation_ids = reply(tokenizer, turns[-1].ids, message["value"])
     return rollout.Trajectory(str(row.get("id", "")), prompt_ids, turns)
-
-
-def said_ids(tokenizer, trajectory):
-    """Ids of what its turns say, without the ends that are put behind them."""
-    return [i for turn in trajectory.turns for i in chat.encode(tokenizer, turn.text)[1]]
 
 
 # ---------------------------------------------------------------- training
