@@ -39,14 +39,6 @@ def refuse_missing(cfg, in_order, starts, table):
                 checkpoint_of(cfg, earlier)
 
 
-def check_encoder(cfg, coarse):
-    """Refuses another --encoder than the coarse stage began with, whose sentence vectors it was trained
-    against."""
-    began_with = read_json(coarse.parent / "config.json", dict).get("encoder")
-    if began_with != cfg.encoder:
-        flags.refuse("encoder", cfg.encoder, f"{coarse} was trained from {began_with or 'the tiny one'}")
-
-
 def load(cfg, stage, cases, *, begins_with, start=None, Policy):
     """(what a stage trains, what it evaluates); fills in tokens and vectors of the cases. start: its own
     checkpoint, if it is resumed. begins_with: else the stage whose policy it goes on from, or empty. Policy:
@@ -54,7 +46,9 @@ def load(cfg, stage, cases, *, begins_with, start=None, Policy):
     trained = start  # the coarse encoder, after its training
     if stage != "coarse":
         trained = checkpoint_of(cfg, "coarse")
-        check_encoder(cfg, trained)
+        began_with = read_json(trained.parent / "config.json", dict).get("encoder")
+        if began_with != cfg.encoder:  # whose sentence vectors it was trained against
+            flags.refuse("encoder", cfg.encoder, f"{trained} was trained from {began_with or 'the tiny one'}")
     encoder = encoders.load_encoder(cfg, trained or cfg.encoder)
     evidence.tokenize(encoder.pair_tokenizer, cases)
     # sentences keep the vectors of the encoder before its training (sec. 3.1.1)

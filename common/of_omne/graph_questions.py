@@ -104,7 +104,7 @@ def apart(questions, tools, limit=0, seed=0, evaluated=frozenset()):
 
 def load_tools(cfg):
     if cfg.data == "world":
-        graphs = graphs_of_world(cfg, "test")
+        graphs = graphs_of_world("test")
     else:
         graphs = load_graphs(cfg.graph, cfg.graph_encoder)
     return LocalTools(graphs, cfg.max_edges)
@@ -234,7 +234,7 @@ def load_world(cfg, folder):
     return train, evals
 
 
-def graphs_of_world(cfg, name, domains=None):
+def graphs_of_world(name, domains=None):
     from common import world
     from common.of_omne import world_graphs
     seed = 1 if name == "test" else 0
@@ -244,7 +244,7 @@ def graphs_of_world(cfg, name, domains=None):
 
 def world_task(cfg, folder, name, domains, count):
     from common.of_omne import synthesis, world_graphs
-    graphs = graphs_of_world(cfg, name, domains)
+    graphs = graphs_of_world(name, domains)
     teacher = synthesis.Template(world_graphs.wording, world_graphs.weight_of(name), world_graphs.forward)
     questions = write_questions(folder / name, graphs, teacher, cfg, count)
     tools = LocalTools(graphs, cfg.max_edges)

@@ -56,7 +56,7 @@ def graph_for(world, domain):
             continue
         vague = rng.random() < VAGUE_SHARE
         add_fact(graph, head, relation, tail, VAGUE_KEYWORDS if vague else spoken(relation))
-    add_duplicates(graph, world, rng)
+    add_duplicates(graph, rng)
     return kg.KnowledgeGraph(graph)
 
 
@@ -94,7 +94,7 @@ def forward(graph, name):
     return found
 
 
-def add_duplicates(graph, world, rng):
+def add_duplicates(graph, rng):
     """Entities a second time, their two words in the other order, each with one wrong fact."""
     names = list(graph)
     for name in rng.sample(names, round(DUPLICATES * len(names))):

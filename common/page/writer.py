@@ -123,9 +123,7 @@ def item(where, sides):
     """A question and {side's name: its group} of it."""
     shown = []
     for name, group in sides.items():
-        nodes = []
-        for node in group["nodes"]:
-            nodes.append({key: value for key, value in node.items() if key not in OF_TOKENS})
+        nodes = [{key: node[key] for key in node if key not in OF_TOKENS} for node in group["nodes"]]
         shown.append({
             "name": name,
             "nodes": nodes,
@@ -134,8 +132,7 @@ def item(where, sides):
             "prompt": group.get("prompt"),
         })
     names = ("question_id", "question", "type", "hops", "gold", "evidence", "step")
-    about = {key: group.get(key) for key in names}
-    return about | {"where": where, "sides": shown}
+    return {key: group.get(key) for key in names} | {"where": where, "sides": shown}
 
 
 # ---------------------------------------------------------------- settings, curves, the file
