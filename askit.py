@@ -947,7 +947,7 @@ def main(argv=None):
     runs = []
     for stage in () if cfg.ask else in_order:
         table = METRICS if stage == "ppo" else PRETRAIN_METRICS
-        runs.append(Run(cfg, "askit", table, stage=stage, free=free, saves=stage != "eval"))
+        runs.append(Run(cfg, "askit", table, stage=stage, free=free))
     starts = {run.stage_name: run.folder.start for run in runs}  # the checkpoints that --resume found
     stages.refuse_missing(cfg, in_order, starts, STAGES)
     cases, evals = evidence.load_cases(cfg, PAPER_EVAL)

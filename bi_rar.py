@@ -611,7 +611,7 @@ def main(argv=None):
         pair_to_merge(cfg)  # refuses where one is missing
     stages = [""] if cfg.ask else stages_of(cfg)  # --ask has no folder
     free = ["stage", "lambdas"]  # --resume may change these flags
-    runs = [Run(cfg, "bi_rar", METRICS, stage=s, free=free, saves=s in TRAINED) for s in stages]
+    runs = [Run(cfg, "bi_rar", METRICS, stage=s, free=free) for s in stages]
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)

@@ -738,8 +738,7 @@ def main(argv=None):
     free = ["stage", "envs", "token_budget"]  # --resume may change these flags
     # all are opened before data are read: a run that cannot go on is refused early
     for env, stage in itertools.product(envs, stages):
-        saves = stage in TRAINS
-        run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free, saves=saves)
+        run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free)
         todo.append((run, env, stage))
     # --warmup-data: trains on it, and sets cfg.checkpoint
     cfg = after_warm_up(cfg, learn_first, [run for run, _, _ in todo])

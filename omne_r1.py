@@ -844,7 +844,7 @@ def main(argv=None):
     free = ["stage"]  # --resume may change this flag
     for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
-        runs.append(Run(stage_cfg, "omne_r1", table, stage=label, free=free, saves=kind in TRAINS))
+        runs.append(Run(stage_cfg, "omne_r1", table, stage=label, free=free))
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # for its error where stage 2 is missing

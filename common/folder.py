@@ -59,6 +59,7 @@ class RunFolder:
             distributed.once(self._keep_others_out)
             self.saved = read_json(self.path / "config.json", dict)
             self._refuse_changes(free_to_change)
+            self.start = checkpoint_of(self.path)
 
     def _refuse_changes(self, free_to_change):
         for key, value in self.config.items():
@@ -171,9 +172,8 @@ def begun(folder):
     return folder.is_dir() and any(f.name != ".lock" for f in folder.iterdir())
 
 
-def open_folder(cfg, script, stage="", free=(), saves=True):
-    """The RunFolder of a run, checked, with the checkpoint that --resume goes on from. --resume may change
-    FREE_ON_RESUME and `free` flags. saves: False = it has no checkpoints.
+def open_folder(cfg, script, stage="", free=()):
+    """The RunFolder of a run, checked. --resume may change FREE_ON_RESUME and `free` flags.
 
     A stage's folder is <name>-<stage>; --resume begins one that was not begun yet, where another stage of the
     run was."""
@@ -185,8 +185,6 @@ def open_folder(cfg, script, stage="", free=(), saves=True):
             raise RunError(f"--resume: {base} holds no stage of a run called {cfg.name}")
         resume = resume and begun(base / name)
     folder = RunFolder(cfg.out, script, name, asdict(cfg), resume, (*FREE_ON_RESUME, *free))
-    if resume and saves:
-        folder.start = checkpoint_of(folder)
     opened.append(folder)
     return folder
 
@@ -200,12 +198,12 @@ def left_by(cfg, script, stage, needed_by):
     return found
 
 
-def checkpoint_of(folder):
+def checkpoint_of(path):
     """The checkpoint that --resume goes on from; None where none was saved yet. Refuses where it is gone."""
-    found = checkpoint.find(folder.path / "checkpoint")
-    begun_steps = read_jsonl(folder.path / "metrics.jsonl")
+    found = checkpoint.find(path / "checkpoint")
+    begun_steps = read_jsonl(path / "metrics.jsonl")
     if found is None and begun_steps:
-        if read_evaluations(folder.path):
-            raise RunError(f"--resume: {folder.path} came to its end, and its checkpoint/ is gone: {REMEDY}")
-        warn(f"{folder.path}: no checkpoint was saved before it stopped; beginning again at step 1")
+        if read_evaluations(path):
+            raise RunError(f"--resume: {path} came to its end, and its checkpoint/ is gone: {REMEDY}")
+        warn(f"{path}: no checkpoint was saved before it stopped; beginning again at step 1")
     return found

@@ -80,9 +80,9 @@ class Run:
     """A script's settings, folder and table of metrics; it loads, steps, evaluates and saves.
 
     It opens runs/<script>/<name>, or of a stage <name>-<stage>; none for --ask. free: flags that --resume may
-    change. saves: whether it has checkpoints. metrics: the script's table, kept as metrics.json."""
+    change. metrics: the script's table, kept as metrics.json."""
 
-    def __init__(self, cfg, script="", metrics=None, stage="", free=(), saves=True):
+    def __init__(self, cfg, script="", metrics=None, stage="", free=()):
         self.cfg = cfg
         self.metrics = metrics or {}
         self.stage_name = stage
@@ -91,7 +91,7 @@ class Run:
             models.find_start(cfg)  # refuses, before anything large is read
         self.learner, self.evals, self.script_evaluates = None, (), None  # `stage` sets them
         if script and not cfg.ask:
-            self.folder = open_folder(cfg, script, stage, free, saves)
+            self.folder = open_folder(cfg, script, stage, free)
 
     def policy(self, source, trains=True, num_frozen=0, lora=None):
         """rollout.Policy of a folder or hub id, or of the service at --policy. Its engine sleeps: sync it

@@ -17,7 +17,7 @@ import torch
 from common import cache, chat, checkpoint, data, distributed, rollout, splits, training
 from common import model as models
 from common.files import Progress, read_json, say, write_jsonl
-from common.folder import RunFolder, begun, checkpoint_of
+from common.folder import RunFolder, begun
 from common.gpu import memory
 from common.guards import STEP, UPDATE, Metric
 from common.run import Run
@@ -174,10 +174,7 @@ def run_folder(cfg, steps, recipe, source, root, name, examples):
     """Trains `source` on the examples; leaves a run folder with its checkpoint."""
     recomputes = memory.check(cfg, source)
     cfg = replace(cfg, eval_every=0, save_every="auto", log="")
-    resume = begun(root / "warm-up" / name)
-    folder = RunFolder(root, "warm-up", name, recipe, resume)
-    if resume:
-        folder.start = checkpoint_of(folder)
+    folder = RunFolder(root, "warm-up", name, recipe, resume=begun(root / "warm-up" / name))
     torch.manual_seed(0)  # new adapters
     model, tokenizer = models.load_policy(
         folder.start or str(source), cfg.lora, recomputes=recomputes, precision=cfg.precision)
