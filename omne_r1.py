@@ -454,8 +454,7 @@ def assign_credit(batches, cfg):
     for b in batches:
         rewards = token_rewards(b, cfg.kl_coef)
         b.advantages, b.returns = gae(rewards, b.values, b.response_mask, cfg.gamma, cfg.lam)
-    own = [b.advantages[b.response_mask] for b in batches if b.weight]  # without fillers
-    advantages = distributed.of_all_ranks(own)
+    advantages = training.sampled(batches, lambda b: b.advantages)
     mean = advantages.mean()
     std = (advantages.var(correction=0) + 1e-8).sqrt()
     for b in batches:

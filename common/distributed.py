@@ -62,11 +62,6 @@ def gather(own):
     return [item for items in in_turn for item in items if item is not nothing]
 
 
-def of_all_ranks(parts):
-    """One vector of the numbers that each rank has in parts."""
-    return torch.cat(gather(part.cpu() for part in parts))
-
-
 def once(function, *args, **named):
     """Rank 0 calls it when all are here, and all go on when it is done: for what is written."""
     gather([])

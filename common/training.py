@@ -316,12 +316,12 @@ class Meter:
 
 def differences(batches, correction):
     """Metrics of how far engine and trainer differ in batches that have their old log-probs."""
-    drift = _sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
+    drift = sampled(batches, lambda b: (b.old_logprobs - b.rollout_logprobs).abs())
     if drift is None:
         return {}
     row = {"rollout/logprob_drift_mean": float(drift.mean()), "rollout/logprob_drift_max": float(drift.max())}
     if correction != "none":
-        ratios = _sampled(batches, sampler_ratios)
+        ratios = sampled(batches, sampler_ratios)
         row["train/sampler_ratio"] = float(ratios.mean())
         row["train/sampler_truncated"] = float((ratios >= MAX_RATIO).float().mean())
     return row
@@ -346,7 +346,7 @@ def moved(model, batches, temperature=1.0):
             for name in ("right", "wrong") if sums[f"{name}_tokens"]}
 
 
-def _sampled(batches, of_batch):
+def sampled(batches, of_batch):
     """One vector of what of_batch(batch), (B, T), says of the sampled tokens that all ranks learn from;
     None where there are none."""
     parts = [of_batch(b)[b.response_mask].cpu() for b in batches if b.weight]

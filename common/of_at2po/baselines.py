@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from common import chat, distributed, flags, training
+from common import chat, flags, training
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def balance_entropy(loss, batches):
     sampled tokens that an update learns from: what the policy was uncertain of counts for more."""
     if loss != "aepo" or not batches:
         return
-    entropies = distributed.of_all_ranks(b.entropies[b.response_mask] for b in batches if b.weight)
+    entropies = training.sampled(batches, lambda b: b.entropies)
     mean = float(entropies.mean())
     std = float(entropies.std(correction=0)) or 1.0
     for b in batches:

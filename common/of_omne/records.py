@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from common import data, distributed, metrics, rollout
+from common import data, metrics, rollout, training
 from common.files import read_jsonl, say
 from common.guards import POLICY, STEP, UPDATE, Metric
 from common.page import record
@@ -56,16 +56,13 @@ def step_row(done, batches, questions, tools, step, cfg, label):
 def critic_metrics(batches):
     """Over the sampled tokens of all ranks: how much of the returns' variance the critic explains, and how
     far the sampling weights are from the reference."""
-    def sampled(of):
-        return distributed.of_all_ranks(of(b)[b.response_mask] for b in batches if b.weight)
-
-    errors = sampled(lambda b: b.returns - b.values)
-    spread = sampled(lambda b: b.returns).var(correction=0)
+    errors = training.sampled(batches, lambda b: b.returns - b.values)
+    spread = training.sampled(batches, lambda b: b.returns).var(correction=0)
     row = {"train/explained_variance": 0.0}
     if spread > 1e-12:
         row["train/explained_variance"] = float(1 - errors.var(correction=0) / spread)
     if batches[0].ref_logprobs is not None:
-        log_ratios = sampled(lambda b: b.old_logprobs - b.ref_logprobs)
+        log_ratios = training.sampled(batches, lambda b: b.old_logprobs - b.ref_logprobs)
         row["train/ref_kl"] = float(log_ratios.mean())
     return row
 
