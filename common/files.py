@@ -188,12 +188,12 @@ class Lines:
         self.file.close()
 
 
-class Keyed:
+class Keyed(Lines):
     """Rows by their "key", each on file as soon as it is there; threads may add at once."""
 
     def __init__(self, path):
-        self.lines = Lines(path)
-        self.known = {row["key"]: row for row in self.lines.rows}
+        super().__init__(path)
+        self.known = {row["key"]: row for row in self.rows}
         self.lock = threading.Lock()
 
     def of(self, key, make):
@@ -202,11 +202,8 @@ class Keyed:
             row = {"key": key} | make()
             with self.lock:
                 self.known[key] = row
-                self.lines.add(row)
+                self.add(row)
         return self.known[key]
-
-    def close(self):
-        self.lines.close()
 
 
 # ---------------------------------------------------------------- models and data sets by name
