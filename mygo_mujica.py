@@ -648,7 +648,7 @@ def update(model, optimizer, attempts, lr, cfg, meter):
 def warm_up(run, policy, place):
     """Samples with few-shot prompts until sft_trajectories attempts have EM 1, and trains on these."""
     cfg, folder = run.cfg, run.folder
-    folder.rewind(-1)  # an interrupted warm-up begins anew: all that it wrote is dropped
+    distributed.once(folder.rewind, -1)  # an interrupted warm-up begins anew: all that it wrote is dropped
     team = Team(policy, place, cfg, cfg.temperature)
     shuffled = data.shuffled_forever(place.questions, stable_seed(cfg.seed, "warm-up"))
     questions = list(itertools.islice(shuffled, 10 * cfg.sft_trajectories))  # no more are tried (ours)

@@ -11,7 +11,6 @@ decisions for itself, which come out alike. What is added up are gradients, and 
 """
 
 import copy
-import functools
 import itertools
 from datetime import timedelta
 
@@ -68,14 +67,6 @@ def once(function, *args, **named):
     if rank() == 0:
         _as_one(function, *args, **named)
     gather([])
-
-
-def by_one(function):
-    """A method that is called as once() calls it."""
-    @functools.wraps(function)
-    def called(*args, **named):
-        once(function, *args, **named)
-    return called
 
 
 def first(function, *args):

@@ -39,6 +39,7 @@ class RunFolder:
     a resumed one must be configured as it was.
 
     The constructor checks and writes nothing; `create` writes config.json once everything else has loaded.
+    `create`, `rewind` and `forget_evaluations` are for one process: distributed.once calls them.
     Other processes are kept out until this one ends: out of a new run from `create` on, out of a resumed one
     from here on. `saved` is the configuration it was begun with, `start` the checkpoint that it goes on
     from."""
@@ -85,7 +86,6 @@ class RunFolder:
         except OSError:
             warn(f"{self.path}: this file system has no locks; see that no other process writes there")
 
-    @distributed.by_one
     def create(self, **facts):
         """Makes the folder. facts: what else config.json keeps of the process that began the run."""
         self._keep_others_out()
@@ -93,7 +93,6 @@ class RunFolder:
             raise RunError(f"{self.path} exists: choose another --name")
         write_json(self.path / "config.json", self.config | facts)
 
-    @distributed.by_one
     def rewind(self, step):
         """Drops what a killed run may have written past its last checkpoint, of `step`: lines of every .jsonl
         file, and evaluations."""
@@ -144,7 +143,6 @@ class RunFolder:
             say(f"{self.path}: done before")
         return done
 
-    @distributed.by_one
     def forget_evaluations(self):
         """Deletes the final ones: training goes on, so they are of fewer steps."""
         for file in self.path.glob("eval_*.json"):

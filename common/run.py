@@ -158,7 +158,7 @@ class Run:
             inputs["train"] = known_as(learned)
         folder.refuse_other_inputs(inputs)
         given = changed(type(self.cfg), folder.config)  # (without the --checkpoint that a warm-up set)
-        folder.create(**begun, changed=given, inputs=inputs)
+        distributed.once(folder.create, **begun, changed=given, inputs=inputs)
         folder.write("metrics.json", {key: list(metric) for key, metric in self.metrics.items()})
         folder.tracker = open_tracker(self.cfg.log, folder)
         console.print(f"[bold]{plain(title)}[/bold]")
@@ -224,12 +224,12 @@ class Run:
             before = checkpoint.load_training_state(folder.start, learner.model, optimizer)
             state |= {key: before.get(key, value) for key, value in state.items()}
             step = saved = before["step"]
-        folder.rewind(step)
+        distributed.once(folder.rewind, step)
         earlier = read_jsonl(folder.path / "metrics.jsonl")
         began, begun_at = time.time(), share(step)
         page_at = 0  # the first step brings it up to date, too
         if step < total and share(step) < 1:
-            folder.forget_evaluations()
+            distributed.once(folder.forget_evaluations)
         distributed.once(page_so_far, folder, f"step {step} of {total}")
         while step < total and share(step) < 1:
             step += 1
