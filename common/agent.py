@@ -78,7 +78,6 @@ class Agent:
     # ---- playing
 
     def player(self, policy, search, question, cfg, seed, temperature, watch=None):
-        """The Player of a question."""
         prompt_ids = self.prompt(policy.tokenizer, question, cfg)
         return Player(policy, search, prompt_ids, cfg, seed, temperature, watch)
 

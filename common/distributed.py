@@ -10,7 +10,6 @@ So every rank has all of a step's trajectories, and computes rewards, advantages
 decisions for itself, which come out alike. What is added up are gradients, and the sums of an update.
 """
 
-import copy
 import itertools
 from datetime import timedelta
 
@@ -150,8 +149,3 @@ def cut_like(tensor, other):
         return tensor
     from torch.distributed.tensor import distribute_tensor
     return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
-
-
-def replica(model):
-    """What an engine samples that cannot sample what is cut: a copy, which its sync() fills."""
-    return copy.deepcopy(model).requires_grad_(False) if world() > 1 else model

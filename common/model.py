@@ -43,9 +43,8 @@ def find_model(name):
 
 
 def load_error(name, error):
-    message = " ".join(str(error).split())
     return ModelError(f"{name}: its model or tokenizer cannot be read: a file is missing, damaged, or of "
-                      f"another kind ({type(error).__name__}: {message[:200]})")
+                      f"another kind ({type(error).__name__}: {files.one_line(error)[:200]})")
 
 
 def load_whole(cls, name, may_lack=lambda key: False, may_have=lambda key: False, **how):

@@ -16,6 +16,7 @@ samples.jsonl, the checkpoint, and then the line on the terminal. What the body 
 nothing of a broken step is written.
 """
 
+import copy
 import importlib
 import os
 import shlex
@@ -269,7 +270,6 @@ class Run:
             self.save(learner, optimizer, step, state)
 
     def save(self, learner, optimizer, step, state):
-        """A checkpoint of this step."""
         folder = self.folder.path / "checkpoint"
         checkpoint.save(folder, learner.model, learner.tokenizer, optimizer, {"step": step, **state})
 
@@ -338,8 +338,8 @@ def make_engine(cfg, model, tokenizer, trains=False):
     if not models.attends_to_all(model.config):
         raise models.ModelError("this model has layers with a sliding window, or without full attention, "
                                 "which --engine transformers does not know: use --engine vllm")
-    if trains:
-        model = distributed.replica(model)
+    if trains and distributed.world() > 1:  # it cannot sample what is cut: a copy, which its sync() fills
+        model = copy.deepcopy(model).requires_grad_(False)
     return TransformersEngine(model, tokenizer, cache_gb=cfg.cache_gb)
 
 

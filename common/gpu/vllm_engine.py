@@ -32,7 +32,7 @@ import torch
 from common import distributed
 from common.checkpoint import ModelError
 from common.engine import MAX_BATCH, Generation
-from common.files import say
+from common.files import one_line, say
 from common.model import computes_in_bf16, end_of_sequence, head_dim, head_rows, key_heads
 from common.rollout import PLACE
 
@@ -141,8 +141,7 @@ def _load_vllm(folder, options):
     try:
         return vllm.LLM(folder, **options).llm_engine
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        words = " ".join(str(error).split())
-        raise ModelError(f"--engine vllm: vLLM does not start with this model ({words[:300]}); "
+        raise ModelError(f"--engine vllm: vLLM does not start with this model ({one_line(error)[:300]}); "
                          "use --engine transformers") from error
 
 
@@ -225,8 +224,7 @@ class VllmEngine:
         return bool(self.futures)
 
     async def generate(self, prompt_ids, stop=(), max_tokens=512, temperature=1.0, seed=0):
-        """Samples until a stop string, the end of sequence, max_tokens or the model's last position (both
-        "length"). temperature 0 is greedy. ModelError where the prompt leaves no position to sample."""
+        """As TransformersEngine.generate."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
