@@ -63,6 +63,8 @@ def folded(text):
 def best(scores, k):
     """Indices of the k largest of (n,) scores, the larger first, ties in order; without sorting them all."""
     k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=int)
     limit = np.partition(scores, -k)[-k]
     found = np.flatnonzero(scores >= limit)
     return found[np.argsort(-scores[found], kind="stable")][:k]

@@ -164,12 +164,13 @@ def row_stats(logits, target, inv_temperature, entropy, backend):
     logp = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(logp)
     ent = torch.empty_like(logp)
-    with on_device(logits):
-        _stats_kernel[(len(logits),)](
-            logits, target, logp, lse, ent,
-            logits.stride(0), inv_temperature,
-            V=logits.shape[1], ENTROPY=entropy,
-            BLOCK=BLOCK, num_warps=8)
+    if len(logits):
+        with on_device(logits):
+            _stats_kernel[(len(logits),)](
+                logits, target, logp, lse, ent,
+                logits.stride(0), inv_temperature,
+                V=logits.shape[1], ENTROPY=entropy,
+                BLOCK=BLOCK, num_warps=8)
     return logp, lse, ent if entropy else None
 
 
