@@ -91,9 +91,9 @@ class Config(flags.Flags):
     # sentences offered in a training state: coarse's candidates, or random ones (authors' code)
     negatives: Literal["coarse", "random"] = "coarse"
 
-    # ---- PPO
+    # ---- data and passes (of all stages), PPO
     data: str = "hotpotqa"          # training questions: file, hub name, or "world" | sec. 4.1.1
-    # training questions held out for a validation loss, the last ones (world: behind --limit) | sec. 4.1;
+    # training questions held out for a validation loss, the last ones (world: on top of --limit) | sec. 4.1;
     # number: ours
     validate: int = 500
     steps: int = 1667               # PPO steps; 10,000 paths in all | sec. 4.3.3
@@ -106,7 +106,7 @@ class Config(flags.Flags):
     bonus: float = 1.0              # for an exact evidence set | sec. 3.1.2
     baseline_rollouts: int = 4      # other paths per state, at least; missing ones are sampled | ours
     micro_tokens: int = 16384       # tokens per forward pass; memory only
-    precision: Literal["fp32", "bf16"] = "fp32"     # of matrix products; bf16 = autocast | ours
+    precision: Literal["fp32", "bf16"] = "fp32"     # of products, but for T5's; bf16 = autocast | ours
     correlate: int = 1000           # questions whose p and reward are correlated, 10 paths each | sec. 4.4
     # what these paths are drawn from: pi, or softmax(pi / 2), which is nearly uniform (authors' code)
     correlate_sampling: Literal["policy", "authors"] = "policy"
@@ -188,7 +188,7 @@ def coarse_losses(encoder, cases, cfg, rng):
         taken = training_state(case, rng, may_complete=False)  # some gold is missing: that is what is learned
         taken_of.append(taken)
         states.append(state_ids(encoder.pair_tokenizer, case, taken))
-    vectors = encoder.encode(states)  # (n, H), with gradient; its norm is a temperature that is learned
+    vectors = encoder.encode(states)  # (n, H), with gradient, not normalised: its norm learns a temperature
     losses, hits = [], 0
     for case, other, taken, vector in zip(batch, others, taken_of, vectors, strict=True):
         left = [i for i in range(len(case.texts)) if i not in taken]
@@ -242,7 +242,7 @@ class Policy:
         return self.action_tokenizer.tokenizer
 
     def forget(self):
-        """Empties the cache: after an update, and before the new weights sample."""
+        """Empties the cache: before new weights sample, and after the last update of a step."""
         self.cache = {}
 
 
@@ -254,11 +254,11 @@ def log_policy(policy, decisions):
     action_pairs, places, submit_pairs = [], [], []
     for n, ((case, moves), offered, *_) in enumerate(decisions):
         question, sentences = case.tokens["submit"]
-        # staying=0: the oldest go first if too long (staying=1, in state_ids, keeps the question)
+        # staying=0: the oldest go first if too long (state_ids has joined's staying=1: the question stays)
         evidence_ids = submit.joined([sentences[i] for i in moves], staying=0)
         submit_pairs.append((question, evidence_ids))
         state = state_ids(action, case, moves)  # one text of the pair; the sentence offered is the other
-        _, sentences = case.tokens["action"]
+        _, sentences = case.tokens["action"]  # the same sentences, as the action model reads them
         for column, a in enumerate(offered, 1):
             action_pairs.append((state, sentences[a]))
             places.append((n, column))
@@ -271,8 +271,8 @@ def log_policy(policy, decisions):
             scores = policy.model.action(**action.batch(action_pairs, device))
             where = tuple(zip(*places, strict=True))
             logits[where] = scores.logits[:, 0].float()  # class 0: it comes next
-    # a SQuAD 2 model says "no answer" by an answer that starts and ends at token 0. Submit's logit: minus
-    # these two logits' mean (not their sum, since a sentence has one logit)
+    # a SQuAD 2 model says "no answer" by an answer that starts and ends at token 0: it gives two logits, a
+    # sentence has one. So submit's logit is minus the mean of the two, not minus their sum
     no_answer = out.start_logits[:, 0] + out.end_logits[:, 0]
     logits[:, 0] = -no_answer.float() / 2
     return logits.log_softmax(-1)  # one softmax over both models' logits
@@ -344,9 +344,9 @@ class SearchPath:
     Contract: paths compare by identity (eq=False), so that they can be keys, and a baseline excludes only the
     path itself, not another one with the same moves."""
 
-    case: "evidence.Case"
+    case: evidence.Case
     moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
-    given: int = 0  # moves it was given, not its own; above 0 only in the fresh paths of `baselines`
+    given: int = 0  # so many first moves are not its own; above 0 only in the fresh paths of `baselines`
     logprobs: tuple = ()  # log pi of each action, when it was chosen
     done: bool = False  # it has submitted
     reward: float = 0.0  # once it is done
@@ -361,7 +361,7 @@ class SearchPath:
 
     @property
     def actions(self):
-        """Sentence numbers, ASK and SUBMIT."""
+        """Its own, behind the given moves: sentence numbers, ASK and SUBMIT."""
         own = [ASK if isinstance(m, str) else m for m in self.moves[self.given:]]
         if self.done:
             own.append(SUBMIT)
@@ -453,8 +453,8 @@ def grow_beams(policy, cases, width):
 # ---------------------------------------------------------------- reward and credit (sec. 3.1.2)
 
 def path_return(case, moves, cfg, t=0):
-    """R_t, the return of action t: gamma^(T - t) F1 + bonus EM, t = 0 … T - 1. T = len(moves) + 1, with the
-    submit, whose R_t has gamma^1; the bonus has none."""
+    """R_t, the return of action t = 0 … T - 1: gamma^(T - t) F1 + bonus EM. T counts the moves and the
+    submit, which is action T - 1, so its F1 has gamma^1; the bonus has no discount."""
     taken = [m for m in moves if isinstance(m, int)]
     em, f1, _, _ = evidence_scores(case, taken)  # of sets, against case.gold_facts
     discount = cfg.gamma ** (len(moves) + 1 - t)
@@ -492,7 +492,7 @@ def baselines(policy, paths, least, *seed):
         add_visits(p)
     # by depth: fresh paths from s also visit the states below it, where fewer are then needed
     for depth in range(max(len(p.actions) for p in paths)):
-        fresh = {}  # {(key, k): start of key's k-th missing path}; one set per key, whichever paths pass it
+        fresh = {}  # {(key, k): the k-th path that key lacks}; paths with the same key share it
         for p in paths:
             if depth < len(p.actions):
                 case, moves = p.states()[depth]
@@ -569,7 +569,7 @@ def train(run, policy, cases):
     # AdamW with weight decay .01; gradients are clipped at norm 1 | ours
     optimizer = training.make_optimizer(policy.model, cfg.lr)
     seed = stable_seed(cfg.seed, "order")
-    # step 1, 2, …: after each body run.steps evaluates, logs its row and saves
+    # step 1, 2, …: after a body run.steps logs its row, and evaluates and saves where that is due
     for step, row in run.steps(policy, optimizer, cfg.steps, label="ppo | "):
         policy.forget()
         with timed(row, "time/rollout"):
@@ -606,7 +606,7 @@ def train(run, policy, cases):
         policy.forget()  # those scores are of old weights
 
 
-# ---------------------------------------------------------------- the supervised stages' loop
+# ---------------------------------------------------------------- the loop of coarse, supervised, qap and sqg
 
 T5_STAGES = ("qap", "sqg")
 UPDATES_PER_STEP = 25  # updates per step of the log, and per validation loss
@@ -695,7 +695,7 @@ def sub_question_rows(writer, approximator, paths, target):
             source = prefix
             if target == "suffix":
                 source = sorted(p.case.gold - set(prefix))
-            if source:  # from no evidence nothing is asked
+            if source:  # else nothing was found (prefix), or no gold is missing (suffix)
                 inputs.append(sub_question_input(writer, p.case, prefix))
                 sources.append(approximation_input(approximator, p.case, source))
     with Progress("approximations") as progress:
@@ -869,7 +869,7 @@ def evaluate_approximations(policy, split, cfg, progress):
 class Stage:
     needs: tuple                # earlier stages whose checkpoints it always loads
     begins_with: str            # whose weights it starts from, without --checkpoint or one of its own
-    losses: Callable | None     # see `supervise`; ppo has `train`
+    losses: Callable | None     # see `supervise`; ppo has `train`, eval nothing
     evaluate: Callable
     searches: tuple             # ways to find evidence, an evaluation each (qap, which reads gold: one)
 
@@ -945,7 +945,7 @@ def main(argv=None):
     in_order = IN_ORDER.get(cfg.stage, (cfg.stage,))
     free = ["stage"]  # --resume may change this flag
     runs = []
-    for stage in () if cfg.ask else in_order:
+    for stage in () if cfg.ask else in_order:  # --ask has no run folder
         table = METRICS if stage == "ppo" else PRETRAIN_METRICS
         runs.append(Run(cfg, "askit", table, stage=stage, free=free))
     starts = {run.stage_name: run.folder.start for run in runs}  # the checkpoints that --resume found

@@ -85,8 +85,8 @@ class Config(flags.PassageFlags):
     value: Literal["child-weighted", "child-softmax", "child-mean", "leaf-mean"] = "child-weighted"
     # A(n): V(n); td = V(n) - V(parent); global = V(n) - V(root); combined = td + global | Eq 3, Table 2
     advantage: Literal["value", "td", "global", "combined"] = "value"
-    # turn = A(n); outcome = the leaf's value, for all its turns; tree-grpo = that, plus its reward
-    # standardised below the same first turn | Eq 3, Table 1
+    # turn = A(n); outcome = the leaf's value, for all its turns; tree-grpo = outcome, plus the leaf's reward
+    # standardised among the leaves below the same first turn | Eq 3, Table 1
     credit: Literal["turn", "outcome", "tree-grpo"] = "turn"
     # one ratio per turn (atpo), sequence (gspo) or token; baselines have own defaults | Eq 10-11
     loss: Literal["atpo", "grpo", "dapo", "gspo", "aepo"] = "atpo"
@@ -101,8 +101,8 @@ class Config(flags.PassageFlags):
     # file, hub name, or "world"; hotpotqa trains the multi-hop policy, nq the single-hop one | authors' code
     data: str = "hotpotqa"
     steps: int = 240                # training steps | sec. 5.1
-    # sampled tokens that end training; 0 = no limit; auto = as many as GRPO would sample: steps x
-    # questions_per_step x group_size x mean tokens of an unbranched chain, so far
+    # sampled tokens that end training; 0 = no limit; auto = as many as GRPO samples in all steps: steps x
+    # questions_per_step (DAPO: thrice) x group_size x mean tokens of this run's unbranched chains, so far
     token_budget: Literal["auto"] | int = "auto"
     questions_per_step: int = 64    # trees per step | Table 3
     mini_batch: int = 8             # trees per update | Table 3
@@ -201,8 +201,8 @@ class Node:
 
     turn: "Turn | None" = None
     parent: "Node | None" = None
-    # the call of `play` that sampled it, part of its seed. "chain3.0-2": choice 2 of round 0, a sibling of a
-    # turn of chain3 (all from 0); ".0-2": a new chain from the root
+    # the call of `play` that sampled it, part of its seed. "chain3.0-2": round 0's choice 2 (both from 0) was
+    # a turn of chain3, and this path begins with its sibling; ".0-2": it was the root, this is a new chain
     name: str = ""
     children: list["Node"] = field(default_factory=list)
     done: bool = False                      # a leaf: nothing follows it
@@ -305,8 +305,8 @@ def choose_nodes(root, cfg, rng):
         return draw(candidates, k=cfg.expand)
 
     def uncertainty(node):
-        # Line 11 counts the turn itself, too: .05 more for each, the same order. The root (authors' code)
-        # ranks as a child of its own would that has entropy 0
+        # Line 11 counts the turn itself, too: .05 more for each, so the order is the same. The root has no
+        # entropy: it ranks as a child of the root with entropy 0 (authors' code)
         if node is root:
             return -SIBLING_PENALTY * (len(root.children) - 1)
         return node.turn.entropy - SIBLING_PENALTY * (len(node.parent.children) - 1)
@@ -493,8 +493,8 @@ def assign_advantages(root, cfg):
     there is nothing to learn from such a tree."""
     if not training.has_spread(root.rewards()):
         return
-    # authors' code: ATPO on trees divides by the population's std, all else by the sample's. NO_TREE:
-    # expansions that grow no tree
+    # the authors divide by the population's std in every tree, ours for ATPO on trees alone, and by the
+    # sample's for all else. NO_TREE: expansions of a baseline's group
     sample_std = cfg.loss != "atpo" or cfg.expansion in baselines.NO_TREE
     turn_credit(root, cfg.value, cfg.advantage, sample_std)
     for leaf in root.leaves():
@@ -547,7 +547,7 @@ def atpo_loss(logprobs, old_logprobs, advantages, response_mask, turn_ids,
 def update_spread(log_ratio, response_mask, turn_ids):
     """Eq 13, logged only: how evenly an update is spread over the turns of each sequence, (B,) from 0 to 1. A
     turn's KL is estimated by the sum of its tokens' -log-ratios; its share is that over the sequence's; p =
-    softmax of the K shares; H(p) / log K, or 0 for one turn. log_ratio: new - old, (B, T)."""
+    softmax of the n turns' shares; H(p) / log n, or 0 for n = 1. log_ratio: new - old, (B, T)."""
     sums, tokens = training.turn_sums(-log_ratio, response_mask, turn_ids)         # (B, K)
     real = tokens > 0
     total = sums.sum(1, keepdim=True)                                              # (B, 1)
@@ -561,7 +561,7 @@ def update_spread(log_ratio, response_mask, turn_ids):
 def policy_loss(logprobs, turn_logprobs, batch, cfg, num_sequences, num_tokens):
     """(loss, stats) of a micro-batch. logprobs: (B, T); turn_logprobs: (B, K), their sums per turn.
     The denominator is num_sequences of the whole mini-batch, all ranks (DAPO and AEPO: num_tokens)."""
-    # --sampler-correction token: A of a token times min(p_trainer / p_engine, 2); a turn gets their mean
+    # (B, T); --sampler-correction token multiplies by min(p_trainer / p_engine, 2); a turn takes the mean
     advantages = training.corrected_advantages(batch, cfg.sampler_correction)
     if cfg.loss in baselines.TOKEN_RATIOS:  # GRPO, DAPO, AEPO
         return baselines.token_loss(logprobs, batch, advantages, cfg, num_sequences, num_tokens)
@@ -597,7 +597,7 @@ def mini_batches_of(roots, model, reference, cfg):
         batches = training.prepare(
             model, reference, with_advantages, micro_tokens=cfg.micro_tokens,
             share_prefixes=cfg.share_prefixes, temperature=cfg.temperature,
-            entropies=cfg.loss == "aepo", old=bool(mini_batches))  # the first: remember_old
+            entropies=cfg.loss == "aepo", old=bool(mini_batches))  # the first's: from its own pass (train)
         baselines.balance_entropy(cfg.loss, batches)  # AEPO alone
         num_tokens = sum(t.sampled_tokens for t in trajectories)  # no prompts, no observations
         mini_batches.append((batches, len(trajectories), num_tokens))
@@ -609,9 +609,9 @@ def train(run, policy, reference, split):
     cfg, model = run.cfg, policy.model
     # AdamW with weight decay .01; gradients are clipped at norm 1 | authors' code
     optimizer = training.make_optimizer(model, cfg.lr, kind=cfg.optimizer)
-    # --token-budget (ours). .spent: kept in checkpoints; .questions_per_step: cfg's, for DAPO thrice that
+    # --token-budget (ours). .spent: checkpoints keep it; .questions_per_step: cfg's, times three for DAPO
     budget = baselines.TokenBudget(cfg)
-    # ends after cfg.steps, or when budget.share(step) reaches 1; after each body it evaluates, logs and saves
+    # ends after cfg.steps, or when budget.share(step) is 1; a body's row is logged; evaluates, saves if due
     for step, row in run.steps(policy, optimizer, cfg.steps, state=budget.spent, share=budget.share):
         # 1. sample (Algorithm 1): one tree per question (DAPO draws more), with the current weights
         order_seed = stable_seed(cfg.seed, "order")  # one seed for all steps
@@ -623,22 +623,22 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        # learned_from: DAPO lowers rewards of long answers, in place, and takes flat trees last; else all
+        # all; DAPO lowers rewards of long responses, in place, then picks trees, right-and-wrong ones first
         learned_roots = baselines.learned_from(roots, cfg)
         for root in learned_roots:
             assign_advantages(root, cfg)
 
-        # 4. mini-batches, with log-probs of the weights that sampled
+        # 4. mini-batches; all but the first get old log-probs here, of the weights that sampled
         with timed(row, "time/old_logprobs"):
             mini_batches = mini_batches_of(learned_roots, model, reference, cfg)
 
         # 5. update (Eq 10-11), once per mini-batch
-        done = budget.share(step - 1) + 1 / cfg.steps
+        done = budget.share(step - 1) + 1 / cfg.steps  # with this step, as if tokens ended nothing
         training.set_warmup_lr(optimizer, done, cfg.lr_warmup)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
         for batches, num_sequences, num_tokens in mini_batches * cfg.epochs:
-            for b in batches:  # for memory alone: gradients add up, and backward sums those of ranks (FSDP2)
+            for b in batches:  # micro-batches, for memory alone: gradients add up, over ranks too (FSDP2)
                 logprobs, turn_logprobs = models.turn_logprobs(model, b, cfg.temperature)  # (B, T), (B, K)
                 b.remember_old(logprobs, turn_logprobs)  # in the first update; no effect later
                 loss, stats = policy_loss(logprobs, turn_logprobs, b, cfg, num_sequences, num_tokens)
@@ -654,7 +654,7 @@ def train(run, policy, reference, split):
 
         row |= trees.step_metrics(roots, meter, split.retriever)
         # ours, one more forward pass: how far this step moved the log-probs of the last mini-batch's tokens
-        # with A > 0, and with A < 0; all other metrics are of the weights before the last update
+        # with A > 0, and with A < 0; all other train/ metrics are of the weights before the last update
         if mini_batches:
             last, *_ = mini_batches[-1]
             row |= training.moved(model, last, cfg.temperature)
@@ -671,7 +671,7 @@ async def answer(player, question, name):
 
 
 def evaluate(policy, split, cfg, progress):
-    """One chain per question, at --eval-temperature: `answer`, which AGENT (at the end) calls. Returns (rows,
+    """One chain per question at --eval-temperature; AGENT (at the end) calls `answer`. Returns (rows,
     summary)."""
     return AGENT.evaluate(policy, split, cfg, progress, trees.prediction)
 
@@ -684,7 +684,7 @@ def main(argv=None):
     (@program: an error is one line; Ctrl-C says how to go on.)"""
     cfg = parse_args(argv)
     run = Run(cfg, "at2po", METRICS, free=["token_budget"])  # --resume may change this flag
-    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data: trains on it first, and sets cfg.checkpoint
+    cfg = after_warm_up(cfg, learn_first, [run])  # --warmup-data trains first; sets cfg's, run's checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     source = cfg.checkpoint or cfg.model or cfg.policy or tiny_policy(cfg)  # --policy: address of an API
     if cfg.ask:
@@ -695,7 +695,7 @@ def main(argv=None):
     policy = run.policy(run.folder.start or source, trains=not cfg.eval_only, num_frozen=num_frozen)
     if cfg.eval_only:
         split = None  # no training
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # refuses prompts over --max-prompt
     title = f"AT2PO {cfg.name}: {cfg.loss}, {cfg.expansion} expansion"
     with run.stage(title, policy, evals, evaluate, learned=split):
         if cfg.eval_only:
@@ -736,8 +736,8 @@ AGENT = Agent(
     # the tiny policy's vocabulary, beside the world's words
     tags=(*THINK, *SEARCH, *RESULT, *ANSWER, "\\boxed{", "}"),
     words="Page 1 2 3 now found nothing answer ; " + LIMIT_MESSAGE,
-    # what stands around an answer: in the world's demonstrations; in those with a format error on purpose, so
-    # that training has something to mend; in those of real questions (Figure 7's words)
+    # what stands around an answer. answer: in the world's demonstrations; flawed: in those with a format
+    # error on purpose, so that training can mend it; real: in those of real questions (Figure 7's words)
     answer=(f"{ANSWER[0]} \\boxed{{ ", f" }} {ANSWER[1]}"),
     flawed=(f"{ANSWER[0]} ", f" {ANSWER[1]}"),
     real=(f"{ANSWER[0]} The final answer is \\[ \\boxed{{", f"}} \\] {ANSWER[1]}"),

@@ -85,8 +85,8 @@ class Config(flags.PassageFlags):
     # ---- reward and loss
     clip: float = .2                # half width of the clip window | sec. 4
     kl_coef: float = 1e-3           # weight of the KL (k3, as in Search-R1) to the initial policy | sec. 4
-    # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = a copy of
-    # the embedded world's policy that learned to predict question, reasoning step and answer from one another
+    # frozen model that measures distances: folder or hub id; empty = the initial policy; lines = the embedded
+    # world's policy, trained further on lines of question, reasoning step and answer in the orders of Eq 4
     scorer: str = ""
     # which part of a turn is T_i; a turn without a thought counts whole | sec. 2
     step_text: Literal["thought", "turn"] = "thought"
@@ -157,10 +157,10 @@ def render_observation(tokenizer, passages, limit=500, max_passage=4000, form="u
 
 
 def render_result(tokenizer, shown, limit, form="user"):
-    """(text, ids) of a search result that shows this text; ids: as tokenised where "<" follows
-    (chat.before_a_turn). No passage can write a tag or a special token (chat.Foreign). A result of more than
-    `limit` tokens loses its end, but not the closing tag; in the form of tools the limit does not count the
-    template's own words."""
+    """(text, ids) of a search result that shows this text. The next turn begins with "<", and ids are as the
+    tokenizer cuts before a "<" (chat.before_a_turn). No passage can write a tag or a special token
+    (chat.Foreign). A result of more than `limit` tokens loses its end, but not the closing tag; in the form
+    of tools the limit does not count the template's own words."""
     if form == "tools":
         ids = chat.encode(tokenizer, chat.Foreign(shown))[1]
         return tool_search.result(tokenizer, tokenizer.decode(ids[:limit]))
@@ -205,7 +205,7 @@ async def play(player, question, name):
             temperature=player.temperature,
             seed=stable_seed(player.seed, name, len(turns)),
         )
-        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # may go on past the stop string
+        text = rollout.sampled_text(tokenizer, g.token_ids, g.stop_reason)  # last token may go past the stop
         # the loss covers the sampled ids, stop string included; the observation's ids have mask 0
         # (collate, in common/rollout.py)
         turn = Turn(g.token_ids, g.logprobs, g.stop_reason, text)
@@ -384,7 +384,7 @@ def measure_distances(policy, scorer, pairs, cfg):
     steps_of = {t: reasoning_steps_of(t, q, tokenizer, cfg, same_vocabulary=same) for t, q in pairs}
     distinct = dict.fromkeys(r for steps in steps_of.values() for r in steps)  # each is measured once
     line_break = chat.encode(tokenizer, "\n")[1]
-    terms = {r: terms_of(r, line_break) for r in distinct if r.T}
+    terms = {r: terms_of(r, line_break) for r in distinct if r.T}  # {step: {"u|v": (v, u)}}
     # model: scorer.model; if that is the policy itself (--lora without --scorer), with its adapters off
     with models.reference_weights(policy.model, scorer.model) as model:
         bits = scoring.packed_bits(model, terms.values(), line_break, cfg)  # {(v, u): K(u | v)}, of all ranks
@@ -482,7 +482,7 @@ def train(run, policy, initial, scorer, split):
             assign_advantages(group)
 
         # 4. this rank's micro-batches (B, T), with log-probs of the initial policy (for the KL) and of the
-        # policy before any update (first mini-batch: in step 5). Flat groups count in num_sequences alone
+        # policy before any update (old=False: step 5 sets them). Flat groups count in num_sequences alone
         mini_batches = []
         with timed(row, "time/old_logprobs"):
             for first in range(0, len(groups), cfg.mini_batch):
@@ -524,8 +524,8 @@ def train(run, policy, initial, scorer, split):
 
 
 def sample_record(policy, scorer, groups, questions, step, cfg):
-    """For the page: the first group with different rewards, in every stage with the distances of wrong
-    trajectories, too: so a scorer is always loaded."""
+    """For the page: the first group with different rewards. Every stage measures it, wrong trajectories too,
+    so a scorer is always loaded. Call it after page.step_metrics, which averages all that was measured."""
     shown = record.first_with_spread([[t.reward for t in group] for group in groups])
     group, question = groups[shown], questions[shown]
     measure_distances(policy, scorer, [(t, question) for t in group], cfg)
@@ -557,6 +557,7 @@ def merge(forward, backward, lam, out):
     shutil.rmtree(out, ignore_errors=True)  # an earlier merge (NAME-weights-LAM)
     merged.to(stored).save_pretrained(out)
     models.load_tokenizer(forward).save_pretrained(out)
+    checkpoint.mark_as_trained(backward, out)  # it has learned if either has (splits.has_learned)
     checkpoint.mark_as_trained(forward, out)
 
 
@@ -615,7 +616,7 @@ def main(argv=None):
     cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
     split, evals = splits.load_splits(cfg, PAPER_EVAL)
     initial_source = find_initial(cfg)
-    # --stage eval evaluates --checkpoint; distances are initial_source's, where there is one
+    # --stage eval evaluates --checkpoint. Distances: those of --scorer, else of initial_source, if any
     start = cfg.checkpoint or cfg.policy or initial_source
     if cfg.ask:
         return AGENT.ask(runs[0], start, evals[0].retriever)
@@ -630,7 +631,7 @@ def run_stage(run, source, initial_source, split, evals):
     --resume skips a stage that is done: all its steps, and evaluations younger than what was merged."""
     cfg = run.cfg
     trains = run.stage_name in TRAINED
-    steps, lora = 0, 0  # untrained: no adapters, so the initial policy is loaded beside it
+    steps, lora = 0, 0  # where nothing trains no adapters are added: the initial policy is a second model
     if trains:
         steps, lora = cfg.steps, cfg.lora
     merges = run.stage_name.startswith("merged-")
@@ -652,10 +653,10 @@ def run_stage(run, source, initial_source, split, evals):
     initial = None
     if needs_initial:
         initial = models.load_reference(policy.model, initial_source, lora)
-    scorer = load_scorer(cfg, policy, initial)
+    scorer = load_scorer(cfg, policy, initial, initial_source)
     if not trains:
         split = None
-    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # drops prompts beyond --max-prompt
+    split, *evals = AGENT.within_limit(policy, [split, *evals], cfg)  # refuses prompts over --max-prompt
     with run.stage(f"Bi-RAR {cfg.name}: {run.stage_name}", policy, evals, evaluate, learned=split):
         if trains:
             train(run, policy, initial, scorer, split)
@@ -679,21 +680,22 @@ def find_initial(cfg):
     # --stage eval: --checkpoint is what is evaluated, not the initial policy, unless a warm-up made it
     if cfg.checkpoint and (cfg.stage != "eval" or cfg.warmup_data):
         return cfg.checkpoint
-    if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):
+    if cfg.data == "world" and not (cfg.model or cfg.policy or cfg.forward):  # --forward: of any model
         return tiny_policy(cfg)
     return cfg.model
 
 
-def load_scorer(cfg, policy, initial):
+def load_scorer(cfg, policy, initial, initial_source):
     """The Scorer of --scorer, or the initial policy; None where there is neither."""
-    if not cfg.scorer:
-        return Scorer(initial) if initial else None
+    if not cfg.scorer and not initial:
+        return None
+    source = cfg.scorer or initial_source
     if cfg.scorer == "lines":
         source = scoring.line_scorer(cfg, tiny_policy(cfg), terms_of_demonstration)
-    else:
-        source = models.find_model(cfg.scorer)
-    model = models.load_model(source, precision=cfg.precision, frozen=True)
     tokenizer = models.load_tokenizer(source)
+    model = initial
+    if cfg.scorer:
+        model = models.load_model(source, precision=cfg.precision, frozen=True)
     model.vocabulary = models.vocabulary_of(tokenizer)
     # one vocabulary: the scorer reads the sampled ids as they are (a served --policy returns text)
     if not cfg.policy and tokenizer.get_vocab() == policy.tokenizer.get_vocab():
@@ -710,7 +712,7 @@ def resolve(cfg):
     """Refuses what cannot run, and fills in dependent fields, --name too: config.json records what ran."""
     if cfg.eval_only or cfg.stage == "eval":  # two flags for one thing
         cfg = replace(cfg, stage="eval", eval_only=True)
-    # a result keeps its closing tag; GRPO compares samples
+    # least: room for a result's closing tag; two trajectories to compare
     least = {"max_observation": 20, "group_size": 2}
     tool_search.check(cfg.prompt_form, cfg)
     cfg = flags.check(cfg, may_be_zero="max_searches explain_limit", above_zero="lr temperature grad_clip",
@@ -743,7 +745,7 @@ AGENT = Agent(
     words="Doc ( ) 1 2 3 Title now found nothing answer ; No passage " + re.sub(r"</?\w+>", "", INVALID),
     answer=("<answer> ", " </answer>"),  # around an answer, in the world's demonstrations
     flawed=("", " </answer>"),  # in those with a format error on purpose
-    hard=(3000, .4))  # warm-up steps and rate of errors with --world hard, whose paths differ in length
+    hard=(3000, .4))  # warm-up steps and rate of errors of the tiny policy at each --world but plain
 tiny_policy = AGENT.tiny_policy
 learn_first = partial(AGENT.learn_first, PAPER_EVAL)
 

@@ -108,7 +108,7 @@ class Config(flags.PassageFlags):
     lr: float = 5e-7                # learning rate at the start | D.3
     lr_final: float = 1e-8          # and at the end, cosine | D.3
     grpo_lr: float = 1e-6           # GRPO's and RAFT++'s, constant; as in the other scripts
-    clip: float = .2                # GRPO: half width of the clip window
+    clip: float = .2                # GRPO and RAFT++: half width of the clip window
     kl_coef: float = 1e-3           # GRPO: weight of the KL (k3) to the weights it started from
     token_budget: int = 0           # training ends when it has sampled so many tokens; 0 = no limit
 
@@ -172,7 +172,7 @@ SEARCH = re.compile(r"<search>((?:(?!</?search>).)*)</search>", re.DOTALL)
 QUOTED = r"((?:(?!Search\s*\().)*?)"  # any text, also with quotes, but without another "Search("
 CALL = re.compile(rf"""
     \bSearch\s*+\(\s*+                      # (*+ gives nothing back: linear time)
-    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; none or several match too: a bad call
+    ((?:\[[^\]]*+\]\s*+)*+),?\s*+          # [label]; none or several match, too: a bad call
     (?:["“]{QUOTED}["”]|'{QUOTED}')\s*\)    # "sub-question"
 """, re.DOTALL | re.VERBOSE)
 
@@ -206,7 +206,7 @@ def parse_plan(text, env, max_parallel):
         calls, bad = calls_of_text(text)
     answer = last_inside("answer", text)
     faults = Counter({"bad call": bad, "too many": max(0, len(calls) - max_parallel)})
-    if calls and answer is not None:  # it cannot have read what it asks for
+    if calls and answer is not None:  # even an empty answer; it cannot have read what it asks for
         answer = None
         faults["answered while asking"] = 1
     if not calls and not answer:
@@ -424,7 +424,7 @@ async def plan(team, question, name, seed, watch=None):
 
         if workers:
             reports = []
-            for worker in workers:  # in order: each may append to info.entities; an index there is a label
+            for worker in workers:  # in order: each may append to entities, which info.entities is
                 reports.append(take_report(worker.info, entities, place, cfg))
             turn.observation = "\n".join(reports)
             # the end of the planner's message, if it was cut off, then the user's message with the
@@ -601,7 +601,7 @@ def train(run, stage, policy, sampler, reference, place):
                 groups, state["K"] = sample(team, questions, step, state["K"], raise_K=stage == "mygo")
                 # 2. select (D.2): those that pass, at most m per question; the others are thrown away
                 selected = [select(group, state["K"]) for group in groups]
-        done_before = completed(step - 1)  # how far training is; this iteration's tokens are added below
+        done_before = completed(step - 1)  # share done before this iteration: its tokens are not yet added
         # attempts that were thrown away count, too: methods are compared at equal numbers of sampled tokens
         state["tokens"] += sum(t.info.tokens for group in groups for t in group)
         # numbers, and a sample for trajectories.html
@@ -609,7 +609,7 @@ def train(run, stage, policy, sampler, reference, place):
                                retriever=place.retriever)
 
         # 3. update (Eq 6), once per mini-batch. If no attempt passed: no update, but the iteration counts.
-        # lr_factor: 1 without --lr-warmup
+        # lr_factor rises over the first --lr-warmup of training, counted at this iteration's end; else 1
         lr_factor = training.warmup_factor(done_before + 1 / cfg.steps, cfg.lr_warmup)
         if stage in WITH_RATIO:  # GRPO and RAFT++, by a loss of their own
             row |= ratio_update(model, reference, optimizer, selected, cfg, lr_factor)
@@ -677,7 +677,9 @@ def warm_up(run, policy, place):
             c.prompt_ids = first_prompt(policy.tokenizer, c.info.who, c.info.request)
     write_sharegpt(folder, right)  # before the first epoch
     # step 1: trajectories.html shows them with epoch 1
-    folder.append("samples.jsonl", [records.group_record([t], q, step=1) for t, q in right[:5]])
+    for t, q in right[:5]:
+        prompt = policy.tokenizer.decode(t.prompt_ids)
+        folder.append("samples.jsonl", [records.group_record([t], q, step=1, prompt=prompt)])
     optimizer = training.make_optimizer(policy.model, cfg.sft_lr, kind=cfg.optimizer)
     sft(cfg, folder, policy.model, optimizer, chosen)
     run.save(policy, optimizer, step=cfg.sft_epochs, state={})
@@ -705,7 +707,7 @@ def sft(cfg, folder, model, optimizer, attempts):
 def agent_in(place):
     """What evaluations, --collect and --ask need of this script: a question's prompt, an attempt at it by a
     Player (common/agent.py), and the rows that --collect writes of a right one."""
-    def prompt(tokenizer, question, cfg):  # for --max-prompt: plan() renders its own
+    def prompt(tokenizer, question, cfg):  # for --max-prompt, and for Player; plan() renders its own
         _, request = first_request(place, question, cfg)
         return first_prompt(tokenizer, (place.env, "planner"), request, place.few_shot)
 
@@ -740,7 +742,7 @@ def main(argv=None):
     for env, stage in itertools.product(envs, stages):
         run = Run(cfg, "mygo_mujica", METRICS, stage=f"{env}-{stage}", free=free)
         todo.append((run, env, stage))
-    # --warmup-data: trains on it, and sets cfg.checkpoint
+    # --warmup-data: trains on it, and sets the checkpoint of cfg and of each run.cfg
     cfg = after_warm_up(cfg, learn_first, [run for run, _, _ in todo])
     if cfg.stage in LEARNING:
         for env in envs:
@@ -757,7 +759,7 @@ def main(argv=None):
 def run_stage(run, env, stage, split, evals):
     """Trains and evaluates one stage in one environment, or only evaluates it."""
     cfg = run.cfg
-    steps_needed = cfg.steps if stage in LEARNING else 0
+    steps_needed = cfg.steps if stage in LEARNING else 0  # the others are over once they are evaluated
     if records.budget_is_spent(run.folder, cfg.token_budget):
         steps_needed = 0  # --token-budget has ended the training, before --steps
     if run.folder.is_done(steps_needed, evals):  # --resume: nothing is left to do
@@ -806,7 +808,7 @@ def ask(cfg):
 
 def start_weights(cfg, env, stage):
     """What a stage starts from. One of LEARNING: the checkpoint of this run's warm-up in this environment,
-    unless another start is given. Any other: --checkpoint, or the model."""
+    unless --checkpoint is given (but not with --stage all). Any other: --checkpoint, or the model."""
     given = cfg.checkpoint and cfg.stage != "all"  # "all": the warm-up starts from it, MyGO from the warm-up
     if stage in LEARNING and not given:
         # the folder is NAME-ENV-warm-up; left_by adds the stage to the name
@@ -862,9 +864,9 @@ def assign_advantages(group, stage="grpo"):
 
 
 def agent_grpo_loss(logprobs, batch, cfg, num_attempts):
-    """Eq 4 as a loss: the sum over tokens of -w [min(rho A, clip(rho) A) - kl_coef k3]. Two changes: rho is
-    per token, not per turn; w = 1 / (attempts x tokens of its attempt, workers too): a mean of token means.
-    num_attempts: of the mini-batch, on all ranks. Without a reference (RAFT++) there is no KL term."""
+    """Eq 4 (A outside its min is a misprint) as a loss: the sum over tokens of -w [min(rho A, clip(rho) A)
+    - kl_coef k3]. Two changes: rho is per token, not per turn; w = 1 / (attempts x tokens of the attempt,
+    workers too): attempts weigh alike. num_attempts: in the mini-batch, on all ranks. No reference: no KL."""
     weights = [[1 / (num_attempts * c.info.tokens)] for c in batch.trajectories]
     weights = torch.tensor(weights, device=logprobs.device)                        # (B, 1)
     kl_coef = 0.0 if batch.ref_logprobs is None else cfg.kl_coef
@@ -880,7 +882,7 @@ def ratio_update(model, reference, optimizer, groups, cfg, lr_factor=1.0):
     with timed(row, "time/old_logprobs"):
         # old log-probs: the trainer's, before any update. The first mini-batch needs no pass for them: the
         # forward pass of its update gives them (remember_old)
-        for batch in batches:
+        for batch in batches:  # old: only the first batch finds `prepared` empty
             learned = [c for t in batch for c in conversations(t)]
             prepared.append(training.prepare(
                 model, reference, learned, micro_tokens=cfg.micro_tokens, share_prefixes=cfg.share_prefixes,
@@ -940,7 +942,7 @@ def demonstration(tokenizer, question, demo, place, cfg):
 
     def agent(policy, search):
         team = Team(policy, place, unlimited, 0.0, search)
-        # in place of the engine: the demonstration's lines
+        # stands in for the method: the demonstration's lines. play() gets no lines of its own, so []
         team.next_turn = written.lines_of(tokenizer, question, demo, place, cfg.top_k, clean, NOTHING)
         return plan(team, question, "written", 0)
     return conversations(scripted.play(tokenizer, [], place.retriever, agent))  # [] lines: see next_turn

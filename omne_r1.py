@@ -227,7 +227,7 @@ async def play(player, question, name):
             turn.observation = await reply_to(player.search, action, question, cfg)
             turn.observation_ids = render_observation(tokenizer, turn.ids, turn.observation, cfg.think)
         has_room = cfg.max_context - len(context_ids(player.prompt_ids, turns)) >= cfg.max_turn
-        if not has_room:  # for another full turn: nobody would read the reply
+        if not has_room:  # for another full turn: no turn would read the reply, so it is dropped
             turn.observation, turn.observation_ids = "", []
         if player.watch:  # --ask shows it
             player.watch(turn)
@@ -237,7 +237,7 @@ async def play(player, question, name):
 
 
 # For common/agent.py: player() renders the prompt, evaluate() plays each question once, ask() is --ask.
-# rows_of: the ShareGPT rows that --collect writes, as stage 2's.
+# rows_of: what --collect writes of a trajectory: one row, as stage 2 learns from (sampled_row, below).
 AGENT = Agent("omne_r1", play, prompt=render_prompt, rows_of=lambda t, q: [sampled_row(t, q)])
 
 
@@ -286,7 +286,7 @@ def result_of(turns, question, cfg):
     if kind != "answer":
         answer = None
     problem = ""
-    if not all(right_format):  # (round_is_right: the last one is an answer)
+    if not all(right_format):  # the last round is wrong, too, unless it is an answer
         problem = "no answer" if answer is None else "form"
     return Result(
         answer,
@@ -370,7 +370,7 @@ class ActorCritic(torch.nn.Module):
 
     def __init__(self, model, resumed=None):
         super().__init__()
-        self.policy = model  # (the prefix of its weights' names in checkpoints)
+        self.policy = model  # the model alone, no rollout.Policy; also the prefix of its weights on file
         self.head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
         torch.nn.init.zeros_(self.head.weight)  # V = 0 to begin with
         torch.nn.init.zeros_(self.head.bias)
@@ -426,7 +426,7 @@ def token_rewards(batch, kl_coef):
     rewards = torch.where(last, final, 0.0)
     if batch.ref_logprobs is not None:  # with --kl-coef 0 there are none
         log_ratio = batch.old_logprobs - batch.ref_logprobs
-        rewards = rewards - kl_coef * torch.where(batch.response_mask, log_ratio, 0.0)
+        rewards = rewards - kl_coef * torch.where(mask, log_ratio, 0.0)
     return rewards
 
 
@@ -497,7 +497,7 @@ def train(run, kind, policy, source, split):
     saved = replace(policy, model=actor)  # a checkpoint has the policy and the value head
     # after each body run.steps evaluates, logs its row and saves
     for step, row in run.steps(saved, optimizer, cfg.steps, label=f"{kind} | "):
-        training.set_warmup_lr(optimizer, step / cfg.steps, cfg.lr_warmup)  # both: linear, then constant
+        training.set_warmup_lr(optimizer, step / cfg.steps, cfg.lr_warmup)  # both rates rise, then stay
 
         # 1. sample, with the current weights
         seed = stable_seed(cfg.seed, "order")
@@ -614,8 +614,8 @@ def template_calls(question):
 
 
 def thoughts(question, seed=0):
-    """A thought before each call along a question's path and one before the answer, in the ready wordings of
-    the appendix."""
+    """A thought before each call along a question's path and one before the answer, in the ready wordings at
+    the end of this file."""
     rng = random.Random(stable_seed(seed, "thoughts", question.id))
     said = [rng.choice(STARTS).format(subject=question.evidences[0][0])]
     found = ""
@@ -623,12 +623,12 @@ def thoughts(question, seed=0):
         plan = rng.choice(PLANS).format(relation=relation, subject=head)
         said.append(with_fillers(rng, found, plan))
         found = rng.choice(FOUND).format(relation=relation, found=tail)
-    said[0] = with_fillers(rng, said[0])  # drawn this late: results/ depends on it
+    said[0] = with_fillers(rng, said[0])  # (drawn after the others: results/ was made so)
     return [*said, with_fillers(rng, found, rng.choice(ENDS))]
 
 
 def with_fillers(rng, *parts):
-    """The parts between fillers; behind two parts there is one only half the time."""
+    """One part stands between two fillers; two have one before them, and half the time one behind, too."""
     said = [part for part in parts if part]
     two = len(said) < 2 or rng.random() < .5
     first, *second = rng.sample(FILLERS, 1 + two)
@@ -665,7 +665,7 @@ def sft_rows(cfg, split):
     """ShareGPT rows: those of --sft-data, or sampled and template ones, made once in <name>-sft-data/."""
     if cfg.sft_data:
         return plumbing.read_conversations(cfg.sft_data, split.evaluated)  # without questions of the test
-    # (distributed.first: rank 0, then the others, who find its files; once: rank 0 alone)
+    # first: rank 0 runs it, then the others do; once: rank 0 alone runs it, the others wait
     # stage1: the checkpoint to sample from; None if nothing is sampled
     folder, stage1 = distributed.first(plumbing.begin_conversations, cfg)
     file = folder / "sharegpt.jsonl"
@@ -683,7 +683,7 @@ def sft_rows(cfg, split):
 def conversation_of(tokenizer, row, cfg, apart=True):
     """The Trajectory that a ShareGPT row teaches. With --think off the thoughts are cut out of the same row.
     A turn ends at its last tag: the end-of-message mark is part of the reply, not learned. The row's own
-    system message is not read. apart: see encode_turn; False for --warmup-data alone."""
+    system message is not read. apart: tags are encoded alone (encode_turn), but for --warmup-data."""
     question = data.Question(row["id"], row["question"], [], type=row["graph_type"])
     prompt_ids = render_prompt(tokenizer, question, cfg)
     turns = []
@@ -748,7 +748,7 @@ def weighted_loss(logprobs, weights, total):
 
 def fused_weighted_loss(model, batch, weights, total, hidden, backend="auto"):
     """weighted_loss and its gradient in one pass over the logits (kernels/weighted_ce.py), on CUDA. weights:
-    (B, T). target: the R distinct sampled tokens; predecessor: what predicts them; gather: (B, T) to R."""
+    (B, T); hidden: (P, N, H). target, predecessor: (R,) tokens, places in hidden; gather: (B, T) to R."""
     before = hidden.flatten(0, 1)[batch.predecessor]    # (R, H) that predict the batch's R sampled tokens
     w = weights.new_zeros(len(batch.target))            # (R,): (B, T) summed, since trajectories share tokens
     w.index_add_(0, batch.gather[batch.response_mask], weights[batch.response_mask])
@@ -780,8 +780,8 @@ def train_sft(run, policy, examples):
             row["train/lr"] = training.cosine_lr(number, updates, peak, warmup=round(warmup * updates))
             training.set_lr(optimizer, row["train/lr"])
 
-            # 2. the update: Algorithm 1's weighted mean, of one conversation at a time as there, then the
-            # mean over all ranks' ones
+            # 2. the update: Algorithm 1 takes the weighted mean of one conversation; this takes the mean of
+            # such means, over the update's conversations on all ranks
             for b in training.collate_parts(model, chosen, cfg.micro_tokens, cfg.share_prefixes):
                 labels = torch.where(b.response_mask, b.input_ids, -100)
                 weights = think_weights(labels, start_ids, end_ids, cfg.think_weight)
@@ -807,7 +807,7 @@ def train_sft(run, policy, examples):
 
 def evaluate(policy, split, cfg, progress):
     """One trajectory per question. Returns (rows, summary). records.NUMBERS: what the summary averages."""
-    if cfg.stage == "direct":
+    if cfg.stage == "direct":  # it runs alone, never as a part of all or three
         return DIRECT.evaluate(policy, split, cfg, progress, records.direct_row, records.DIRECT_NUMBERS)
     prediction = partial(records.prediction, label=turn_label)
     rows, summary = AGENT.evaluate(policy, split, cfg, progress, prediction, records.NUMBERS)
@@ -844,7 +844,7 @@ def main(argv=None):
     for label, (kind, stage_cfg) in stages.items():
         table = SFT_METRICS if kind == "sft" else METRICS
         runs.append(Run(stage_cfg, "omne_r1", table, stage=label, free=free))
-    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: trains on it, and sets cfg.checkpoint
+    cfg = after_warm_up(cfg, learn_first, runs)  # --warmup-data: sets --checkpoint of cfg and of runs
     if cfg.stage == "rl":
         start_weights(cfg, "rl")  # for its error where stage 2 is missing
     split, evals = distributed.first(graph_questions.load, cfg)
@@ -861,7 +861,7 @@ def run_stage(run, kind, split, evals):
     cfg, folder = run.cfg, run.folder
     # SFT's steps depend on rows that are not made yet: its final evaluation alone says that it is done
     steps = cfg.steps if kind in REWARD else 0
-    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # what config.json notes
+    for_curve = graph_questions.fewer(evals, cfg.curve_questions)  # is_done compares it with config.json
     if folder.is_done(steps, for_curve):
         return
     source = start_weights(cfg, kind)
@@ -876,7 +876,7 @@ def run_stage(run, kind, split, evals):
     for_curve = graph_questions.fewer(evals, cfg.curve_questions)
     trained_on = split if trains else None
     with run.stage(f"Omne-R1 {cfg.name}: {run.stage_name}", policy, for_curve, evaluate, learned=trained_on):
-        if trains and cfg.eval_every and not folder.start:
+        if trains and cfg.eval_every and not folder.start:  # (--eval-every 0: no evaluation before)
             run.evaluate("_before")
         if kind == "sft":
             examples = [conversation_of(policy.tokenizer, row, cfg) for row in rows]
@@ -888,7 +888,7 @@ def run_stage(run, kind, split, evals):
 
 def start_weights(cfg, kind):
     """What a stage begins with. Stage 3: stage 2's weights, or with --stage rl its --checkpoint. Others: the
-    first that is given of --checkpoint, --model, --policy (an API). Adapters are merged."""
+    first given of --checkpoint, --model, --policy (an API), else the tiny policy. Adapters are merged."""
     if kind == "rl" and not (cfg.stage == "rl" and cfg.checkpoint):
         stage = f"sft-{plumbing.NAMED[cfg.think]}"  # if it left no checkpoint, the error says what to run
         source = left_by(cfg, "omne_r1", stage, "--stage rl")
@@ -1022,7 +1022,7 @@ def learn_first(cfg, source):
 
 
 def tiny_policy(cfg):
-    """Folder of the embedded world's start, of half a million weights, which knows these words."""
+    """Folder of the embedded world's start: half a million weights, whose tokens are the words above, too."""
     from common.of_omne import world_graphs
     return world_graphs.tiny_policy(cfg, AGENT, FILLERS, [*PLANS, *FOUND, *STARTS, *ENDS])
 

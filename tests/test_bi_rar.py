@@ -273,13 +273,17 @@ def test_a_scorer_of_ones_own_is_frozen_and_the_line_scorer_is_the_worlds(tmp_pa
     tokenizer.save_pretrained(tmp_path)
 
     def loaded(flags, tokenizer, initial):
-        return bi_rar.load_scorer(bi_rar.parse_args(flags), rollout.Policy(model, tokenizer, None), initial)
+        policy = rollout.Policy(model, tokenizer, None)
+        return bi_rar.load_scorer(bi_rar.parse_args(flags), policy, initial, str(tmp_path))
 
-    own = loaded(["--scorer", str(tmp_path)], tokenizer, "initial")
+    initial, other = SimpleNamespace(), tiny.tiny_tokenizer(["x"], ["<a>"])
+    own = loaded(["--scorer", str(tmp_path)], tokenizer, initial)
     assert own.tokenizer is None and not any(p.requires_grad for p in own.model.parameters())
-    theirs = loaded(["--scorer", str(tmp_path)], tiny.tiny_tokenizer(["x"], ["<a>"]), "initial")
+    theirs = loaded(["--scorer", str(tmp_path)], other, initial)
     assert theirs.tokenizer.get_vocab() == tokenizer.get_vocab()
-    assert loaded(["--world", "plain"], tokenizer, "initial").model == "initial"
+    assert loaded(["--world", "plain"], tokenizer, initial) == bi_rar.Scorer(initial)
+    evaluated = loaded(["--world", "plain"], other, initial)  # --checkpoint of another vocabulary
+    assert evaluated.model is initial and evaluated.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert loaded(["--world", "plain"], tokenizer, None) is None
     with pytest.raises(SystemExit, match="--scorer lines"):
         bi_rar.parse_args(["--scorer", "lines", "--model", "x"])
@@ -415,8 +419,9 @@ def test_merge_of_sharded_and_whole_folders(tmp_path, dtype):
             assert merged[k].dtype == dtype and torch.equal(merged[k], expected)
     assert not (tmp_path / "m0.25/trainer.json").exists()
     (Path(a) / "trainer.json").write_text("{}")  # a checkpoint's: the merged weights have learned, too
-    bi_rar.merge(a, b, 0.5, tmp_path / "m")
-    assert splits.has_learned(bi_rar.Config(model=str(tmp_path / "m")))
+    for pair in ((a, b), (b, a)):
+        bi_rar.merge(*pair, 0.5, tmp_path / "m")
+        assert splits.has_learned(bi_rar.Config(model=str(tmp_path / "m")))
     merged, tokenizer = models.load_policy(str(tmp_path / "m0.25"))
     own = all_weights(tmp_path / "m0.25")["model.embed_tokens.weight"].float()
     assert len(tokenizer) and torch.equal(merged.get_input_embeddings().weight, own)

@@ -267,7 +267,7 @@ def test_with_elastic_paths_steps_and_lengths_tell_trajectories_apart():
     assert len(mixed) > 20
     lengths = [len({t.info.searches for t in r}) > 1 for r in mixed]
     assert sum(lengths) >= .4 * len(lengths)
-    scorer = bi_rar.load_scorer(cfg, policy, None)
+    scorer = bi_rar.load_scorer(cfg, policy, None, "")
     pairs = [(t, q) for r, q in zip(right, questions, strict=True) for t in r]
     wrong = [(t, q) for group, q in zip(groups, questions, strict=True) for t in group if not t.info.em]
     bi_rar.measure_distances(policy, scorer, pairs + wrong, cfg)
