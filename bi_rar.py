@@ -376,7 +376,7 @@ class Scorer:
 
 def measure_distances(policy, scorer, pairs, cfg):
     """Fills info.d_TA and info.d_TQ of (trajectory, question) pairs, a number for each reasoning step.
-    Returns how many different reasoning steps there are."""
+    Returns how many different reasoning steps there are, empty ones, too."""
     if not pairs:
         return 0
     tokenizer = scorer.tokenizer or policy.tokenizer
