@@ -344,7 +344,7 @@ class SearchPath:
     Contract: paths compare by identity (eq=False), so that they can be keys, and a baseline excludes only the
     path itself, not another one with the same moves."""
 
-    case: evidence.Case
+    case: "evidence.Case"  # (a piece that is lifted knows no such module)
     moves: tuple = ()  # sentence numbers; in forced_questions also sub-questions, which are texts
     given: int = 0  # so many first moves are not its own; above 0 only in the fresh paths of `baselines`
     logprobs: tuple = ()  # log pi of each action, when it was chosen
