@@ -623,7 +623,7 @@ def train(run, policy, reference, split):
         score_trees(roots, questions, cfg)
 
         # 3. credit (Eq 3): one advantage per turn; none in flat trees, whose leaves have equal rewards
-        # all; DAPO lowers rewards of long responses, in place, then picks trees, right-and-wrong ones first
+        # learned_from: all trees; DAPO first lowers rewards of long responses, in place, and picks its trees
         learned_roots = baselines.learned_from(roots, cfg)
         for root in learned_roots:
             assign_advantages(root, cfg)
@@ -633,7 +633,7 @@ def train(run, policy, reference, split):
             mini_batches = mini_batches_of(learned_roots, model, reference, cfg)
 
         # 5. update (Eq 10-11), once per mini-batch
-        done = budget.share(step - 1) + 1 / cfg.steps  # with this step, as if tokens ended nothing
+        done = budget.share(step - 1) + 1 / cfg.steps  # this step included, as a share of cfg.steps
         training.set_warmup_lr(optimizer, done, cfg.lr_warmup)  # constant unless --lr-warmup
         all_batches = [b for batches, _, _ in mini_batches for b in batches]
         meter = training.Meter(all_batches, cfg.sampler_correction, cfg.epochs)
